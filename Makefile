@@ -1,0 +1,29 @@
+# Two commands: `make demo` shows what drm-triton does, `make test` proves that it works here.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint setup clean
+
+demo: setup
+	$(BIN)/drm-triton prepare melon --synthetic --scale 0.02 --out data/demo --overwrite
+	$(BIN)/drm-triton info data/demo
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.installed
+
+# Reinstalled only when what it depends on changes; an editable install sees every other change by itself.
+$(VENV)/.installed: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info data runs

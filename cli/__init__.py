@@ -1,0 +1,44 @@
+"""The `drm-triton` command: one file per subcommand, heavy imports inside the commands."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from drm_triton._version import __version__
+from drm_triton.errors import DrmError
+
+app = typer.Typer(
+    name="drm-triton",
+    help="Top-K recommenders trained on the ranking metric itself.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"drm-triton {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input)."""
+    try:
+        app()
+    except DrmError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
