@@ -1,0 +1,365 @@
+"""`Dataset`: interactions as three CSR matrices (train, valid, test) with the external ids of users and items."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from drm_triton.data import store
+from drm_triton.data.split import PAPER_RATIOS, SplitName
+from drm_triton.errors import InputError
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+
+@dataclass(frozen=True)
+class CSR:
+    """A binary sparse matrix by rows: row u holds columns ``indices[indptr[u]:indptr[u + 1]]``, increasing.
+
+    Attributes
+    ----------
+    indptr : int64 [rows + 1]
+    indices : int32 [nnz]
+    shape : (rows, columns)
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    shape: tuple[int, int]
+
+    @property
+    def nnz(self) -> int:
+        """The number of interactions."""
+        return len(self.indices)
+
+    def row(self, u: int) -> NDArray[np.int32]:
+        """The columns of row `u`: int32 [degree of u]."""
+        return self.indices[self.indptr[u] : self.indptr[u + 1]]
+
+    def degrees(self) -> NDArray[np.int64]:
+        """The number of interactions of each row: int64 [rows]."""
+        return np.diff(self.indptr)
+
+    def to_scipy(self, dtype: Any = np.float32) -> scipy.sparse.csr_matrix:
+        """Return a scipy matrix of ones of the same shape."""
+        import scipy.sparse
+
+        # scipy takes int32 row pointers together with int32 columns, and copies both to int64 otherwise
+        small = self.nnz <= np.iinfo(np.int32).max
+        indptr = self.indptr.astype(np.int32) if small else self.indptr
+        return scipy.sparse.csr_matrix((np.ones(self.nnz, dtype), self.indices, indptr), shape=self.shape)
+
+    @classmethod
+    def from_pairs(cls, rows: NDArray, columns: NDArray, shape: tuple[int, int]) -> CSR:
+        """Build from pairs [n] sorted by row, then column."""
+        indptr = np.zeros(shape[0] + 1, dtype=np.int64)
+        np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
+        return cls(indptr, columns.astype(np.int32, copy=False), shape)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int]) -> CSR:
+        """A matrix without interactions."""
+        return cls(np.zeros(shape[0] + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), shape)
+
+
+class Dataset:
+    """Interactions split into train, valid and test, with the external ids behind the codes.
+
+    Users and items are numbered 0..n-1 inside; `user_ids` and `item_ids` give the ids of the source back.
+    Make one with `load`, `from_frame`, `from_csr`, or the command ``drm-triton prepare``.
+
+    Attributes
+    ----------
+    train, valid, test : CSR [n_users, n_items]
+    meta : dict
+        What is known of the data's origin: source, options, statistics of each preparation step.
+    path : Path or None
+        Where it is stored, if it is.
+    """
+
+    def __init__(
+        self,
+        train: CSR,
+        valid: CSR,
+        test: CSR,
+        users: pl.DataFrame | None = None,
+        items: pl.DataFrame | None = None,
+        meta: dict[str, Any] | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self.train, self.valid, self.test = train, valid, test
+        self._users, self._items = users, items
+        self.meta = meta or {}
+        self.path = path
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={getattr(self, name).nnz:,}" for name in store.SPLIT_NAMES)
+        return f"Dataset(users={self.n_users:,}, items={self.n_items:,}, {sizes})"
+
+    @property
+    def n_users(self) -> int:
+        """The number of users."""
+        return self.train.shape[0]
+
+    @property
+    def n_items(self) -> int:
+        """The number of items."""
+        return self.train.shape[1]
+
+    @property
+    def n_interactions(self) -> int:
+        """The number of interactions in the three splits together."""
+        return self.train.nnz + self.valid.nnz + self.test.nnz
+
+    @property
+    def users(self) -> pl.DataFrame:
+        """The table of users, by code: column ``id``."""
+        if self._users is None:
+            self._users = _id_table(self.path, "users", self.n_users)
+        return self._users
+
+    @property
+    def items(self) -> pl.DataFrame:
+        """The table of items, by code: column ``id``, and ``title`` where the source has titles."""
+        if self._items is None:
+            self._items = _id_table(self.path, "items", self.n_items)
+        return self._items
+
+    @property
+    def user_ids(self) -> pl.Series:
+        """External ids of the users, by code."""
+        return self.users["id"]
+
+    @property
+    def item_ids(self) -> pl.Series:
+        """External ids of the items, by code."""
+        return self.items["id"]
+
+    @property
+    def item_titles(self) -> pl.Series | None:
+        """Titles of the items, by code, or None where the source has none."""
+        return self.items["title"] if "title" in self.items.columns else None
+
+    def encode_users(self, ids: Any) -> NDArray[np.int32]:
+        """Return the codes of external user ids: int32 [len(ids)].
+
+        Raises
+        ------
+        InputError
+            If an id is not among the data's users; the message names it.
+        """
+        return _encode(ids, self.user_ids, "user")
+
+    def encode_items(self, ids: Any) -> NDArray[np.int32]:
+        """Return the codes of external item ids, as `encode_users` does for users."""
+        return _encode(ids, self.item_ids, "item")
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the content (ids and splits), whatever the path, options or library versions it came by."""
+        return self.meta.get("checksum") or _checksum(self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Dataset:
+        """Open a stored data set; arrays are memory-mapped, so this is instant whatever the size."""
+        path = Path(path)
+        meta = store.read_meta(path)
+        try:
+            n_users, n_items = int(meta["users"]), int(meta["items"])
+            sizes = {name: int(meta[name]) for name in store.SPLIT_NAMES}
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path / 'meta.json'} lacks the data set's sizes: prepare it again") from error
+        splits = {}
+        for name, size in sizes.items():
+            indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
+            indices = store.open_array(path, f"{name}.indices", "<i4", size)
+            if indptr[0] != 0 or indptr[-1] != size:
+                raise InputError(f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again")
+            splits[name] = CSR(indptr, indices, (n_users, n_items))
+        for name, rows in (("users", n_users), ("items", n_items)):
+            if (found := store.table_length(path, name)) != rows:
+                raise InputError(f"{path / name}.parquet has {found} rows and not {rows}: prepare the data set again")
+        return cls(**splits, meta=meta, path=path)
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the data set to a directory, atomically; an existing one is replaced only if `overwrite`."""
+        path = Path(path)
+        arrays: dict[str, NDArray] = {}
+        for name in store.SPLIT_NAMES:
+            matrix: CSR = getattr(self, name)
+            arrays[f"{name}.indptr"] = matrix.indptr.astype("<i8", copy=False)
+            arrays[f"{name}.indices"] = matrix.indices.astype("<i4", copy=False)
+        sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
+        sizes |= {name: getattr(self, name).nnz for name in store.SPLIT_NAMES}
+        self.meta = sizes | {"checksum": self.checksum} | {k: v for k, v in self.meta.items() if k not in sizes}
+        store.write(path, arrays, {"users": self.users, "items": self.items}, self.meta, overwrite)
+        self.path = path
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        user: str | None = None,
+        item: str | None = None,
+        rating: str | None = None,
+        timestamp: str | None = None,
+        min_rating: float | None = None,
+        min_user: int = 1,
+        min_item: int = 1,
+        split: SplitName = "random",
+        ratios: tuple[float, float, float] = PAPER_RATIOS,
+        seed: int = 0,
+    ) -> Dataset:
+        """Build from a table with one row per interaction.
+
+        Parameters
+        ----------
+        frame : polars DataFrame or LazyFrame, or pandas DataFrame
+        user, item, rating, timestamp : str, optional
+            Column names; recognised by their usual spellings when not given.
+        min_rating : float, optional
+            Keep rows with at least this rating; without it every row counts.
+        min_user, min_item : int
+            Keep users and items with at least so many interactions, repeated until nothing changes (k-core).
+        split : {"random", "per-user", "leave-last", "time", "users"}
+        ratios : (train, valid, test)
+        seed : int
+
+        Examples
+        --------
+        >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob"], "item": ["x", "y", "x"]})
+        >>> Dataset.from_frame(frame, ratios=(1, 0, 0))
+        Dataset(users=2, items=2, train=3, valid=0, test=0)
+        """
+        from drm_triton.data import frames, pipeline
+
+        names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp}
+        raw = frames.raw_from_frame(frame, names)
+        options = pipeline.Options(min_rating, min_user, min_item, split, ratios, seed)
+        return pipeline.build(raw, options)
+
+    @classmethod
+    def from_csr(
+        cls,
+        train: Any,
+        valid: Any = None,
+        test: Any = None,
+        user_ids: Any = None,
+        item_ids: Any = None,
+        n_items: int | None = None,
+    ) -> Dataset:
+        """Build from matrices that are split already.
+
+        Parameters
+        ----------
+        train, valid, test : scipy sparse matrix [n_users, n_items], or (indptr, indices)
+            Which entries are stored counts, not their values; `valid` and `test` may be left out.
+        user_ids, item_ids : sequence, optional
+            External ids by code; 0..n-1 when not given.
+        n_items : int, optional
+            For (indptr, indices) only; by default the number of `item_ids`, or the largest index plus one.
+
+        Examples
+        --------
+        >>> data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), item_ids=["x", "y"])
+        >>> data.train.row(0), data.item_ids.to_list()
+        (array([0, 1], dtype=int32), ['x', 'y'])
+        """
+        given = {name: m for name, m in zip(store.SPLIT_NAMES, (train, valid, test), strict=True) if m is not None}
+        pairs = {name: _indptr_indices(name, matrix) for name, matrix in given.items()}
+        widths = [int(m.shape[1]) for m in given.values() if hasattr(m, "shape")]
+        if n_items is None and item_ids is not None:
+            n_items = len(item_ids)
+        if n_items is None:
+            n_items = max([*widths, *(int(indices.max(initial=-1)) + 1 for _, indices in pairs.values())])
+        shape = (len(pairs["train"][0]) - 1, n_items)
+        matrices = {name: _checked(name, *pair, shape) for name, pair in pairs.items()}
+        if any(width != n_items for width in widths):
+            raise InputError(f"from_csr: matrices of {widths} columns do not fit {n_items} items")
+        overlap = sum(m.to_scipy(np.int8) for m in matrices.values())
+        if overlap.nnz and overlap.max() > 1:
+            raise InputError("from_csr: train, valid and test share interactions; each may stand in one of them only")
+        tables = [_given_ids("user", user_ids, shape[0]), _given_ids("item", item_ids, n_items)]
+        splits = {name: matrices.get(name, CSR.empty(shape)) for name in store.SPLIT_NAMES}
+        return cls(**splits, users=tables[0], items=tables[1], meta={"source": "csr"})
+
+
+def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
+    if path is None:
+        return pl.DataFrame({"id": pl.int_range(rows, eager=True)})
+    return pl.read_parquet(path / f"{name}.parquet")
+
+
+def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
+    if ids is None:
+        return None
+    series = pl.Series("id", ids)
+    if len(series) != rows or series.null_count() or series.n_unique() != rows:
+        raise InputError(f"from_csr: {kind}_ids must hold {rows} different ids, none of them null; got {len(series)}")
+    return series.to_frame()
+
+
+def _indptr_indices(name: str, matrix: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if hasattr(matrix, "tocsr"):
+        matrix = matrix.tocsr()
+        return matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
+    if not isinstance(matrix, Sequence) or len(matrix) != 2:
+        raise InputError(f"from_csr: {name} must be a scipy sparse matrix or a pair (indptr, indices), not {type(matrix)}")
+    return np.asarray(matrix[0], dtype=np.int64), np.asarray(matrix[1], dtype=np.int64)
+
+
+def _checked(name: str, indptr: NDArray[np.int64], indices: NDArray[np.int64], shape: tuple[int, int]) -> CSR:
+    """Verify row pointers and columns, sort each row and drop repeats."""
+    if len(indptr) != shape[0] + 1 or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        raise InputError(f"from_csr: {name}'s row pointers must rise from 0 to {len(indices)} over {shape[0]} rows")
+    if len(indices) and not 0 <= indices.min() <= indices.max() < shape[1]:
+        raise InputError(f"from_csr: {name} has item {indices.max()} outside 0..{shape[1] - 1}")
+    keys = np.unique(np.repeat(np.arange(shape[0]), np.diff(indptr)) * shape[1] + indices)
+    rows, columns = np.divmod(keys, max(shape[1], 1))
+    return CSR.from_pairs(rows, columns, shape)
+
+
+def _encode(ids: Any, known: pl.Series, kind: str) -> NDArray[np.int32]:
+    asked = pl.Series("id", list(ids) if not isinstance(ids, pl.Series) else ids, strict=False)
+    if asked.is_empty():
+        return np.zeros(0, dtype=np.int32)
+    # "17" finds 17 and the other way round: ids typed on a command line are text
+    same_kind = asked.cast(known.dtype, strict=False)
+    table = known.alias("id").to_frame().with_row_index("code")
+    codes = same_kind.to_frame().join(table, on="id", how="left", maintain_order="left")["code"]
+    if codes.null_count():
+        unknown = asked.filter(codes.is_null()).unique(maintain_order=True)
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        names = ", ".join(repr(v) for v in unknown.head(5))
+        example = repr(known[0]) if len(known) else "none"
+        raise InputError(
+            f"unknown {kind} id{'s' if len(unknown) > 1 else ''}: {names}{more}; the data set has {len(known):,} {kind}s "
+            f"({known.dtype} ids such as {example})"
+        )
+    return codes.to_numpy().astype(np.int32)
+
+
+def _checksum(data: Dataset) -> str:
+    digest = hashlib.sha256()
+    for ids in (data.user_ids, data.item_ids):
+        if ids.dtype == pl.String:
+            digest.update(b"text")
+            digest.update(ids.str.len_bytes().to_numpy().astype("<u4").tobytes())
+            digest.update("".join(ids).encode())
+        else:
+            digest.update(b"int")
+            digest.update(ids.to_numpy().astype("<i8").tobytes())
+    for name in store.SPLIT_NAMES:
+        matrix: CSR = getattr(data, name)
+        digest.update(np.ascontiguousarray(matrix.indptr, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(matrix.indices, dtype="<i4").data)
+    return digest.hexdigest()

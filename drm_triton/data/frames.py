@@ -1,0 +1,153 @@
+"""What every source hands to the pipeline, and which column of a table is which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from drm_triton.errors import InputError
+
+ROLES = ("user", "item", "rating", "timestamp")
+
+# Usual spellings, compared without case, spaces, dots, dashes and underscores.
+SPELLINGS: dict[str, frozenset[str]] = {
+    "user": frozenset(
+        "user userid users uid u customer customerid client clientid member memberid reviewer reviewerid visitor "
+        "visitorid account accountid profile profileid player playerid listener listenerid reader readerid person "
+        "personid playlist playlistid session sessionid viewer viewerid".split()
+    ),
+    "item": frozenset(
+        "item itemid items iid i movie movieid film filmid product productid asin parentasin song songid track trackid "
+        "artist artistid album albumid book bookid isbn business businessid anime animeid game gameid app appid article "
+        "articleid news newsid video videoid recipe recipeid model modelid mid show showid post postid photo photoid poi "
+        "poiid venue venueid location locationid restaurant restaurantid beer beerid hotel hotelid sku ad adid doc "
+        "docid document documentid content contentid course courseid job jobid".split()
+    ),
+    "rating": frozenset(
+        "rating ratings rate score scores stars star starrating overall weight value preference plays playcount "
+        "reviewscore reviewrating userrating".split()
+    ),
+    "timestamp": frozenset(
+        "timestamp time ts date datetime unixtime unixreviewtime reviewtime eventtime createdat created reviewdate "
+        "createtime ratedat tstamp when".split()
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Interactions as read from a source, one row each.
+
+    Attributes
+    ----------
+    parts : (name, frame) pairs
+        Columns ``user``, ``item`` and, where the source has them, ``rating`` and ``timestamp``. The name is that of the
+        file, for error messages.
+    text : bool
+        The ids were read from a text file, where 17 and "17" look the same: whole numbers become integers, unless
+        some id (such as 007) would not come back as it was written.
+    titles : LazyFrame, optional
+        Columns ``item`` and ``title``.
+    files : paths
+        The input files, whose checksums are recorded.
+    own_filter : (description, function), optional
+        A filter particular to the source, applied before all others to a frame with ``user``, ``item``, ``rating``.
+    """
+
+    parts: Sequence[tuple[str, pl.LazyFrame]]
+    text: bool = False
+    titles: pl.LazyFrame | None = None
+    files: Sequence[Path] = field(default_factory=tuple)
+    own_filter: tuple[str, Callable[[pl.LazyFrame], pl.LazyFrame]] | None = None
+
+
+def find_columns(
+    columns: Sequence[str], given: Mapping[str, str | None], where: str, option: str = "--"
+) -> dict[str, str]:
+    """Decide which column plays which role.
+
+    Parameters
+    ----------
+    columns : names seen in the table
+    given : role -> column name, or None to recognise the usual spellings
+    where : the file or frame, for messages
+    option : what stands before a role in messages, "--" for the command line
+
+    Returns
+    -------
+    dict
+        role -> column; ``rating`` and ``timestamp`` may be absent. Several candidates for one of those two count as
+        none, as no step needs it unless it is named.
+
+    Raises
+    ------
+    InputError
+        If a named column is missing, or the user's or the item's column is missing or ambiguous.
+    """
+    seen = ", ".join(repr(c) for c in columns)
+    found: dict[str, str] = {}
+    for role in ROLES:
+        name = given.get(role)
+        if name is not None:
+            matches = [c for c in columns if c == name] or [c for c in columns if _plain(c) == _plain(name)]
+            if len(matches) != 1:
+                raise InputError(f"{where} has no column {name!r} (asked for by {option}{role}); its columns are {seen}")
+            found[role] = matches[0]
+            continue
+        matches = [c for c in columns if _plain(c) in SPELLINGS[role]]
+        exact = [c for c in matches if _plain(c) in (role, f"{role}id")]
+        if len(matches) > 1 and len(exact) == 1 and role in ("rating", "timestamp"):
+            matches = exact
+        if len(matches) == 1:
+            found[role] = matches[0]
+        elif role in ("user", "item"):
+            problem = (
+                f"several columns of {where} could be the {role}'s: {', '.join(map(repr, matches))}"
+                if matches
+                else f"{where} has no column recognised as the {role}'s; its columns are {seen}"
+            )
+            raise InputError(f"{problem}; name it with {option}{role}{_headerless(columns, matches)}")
+    if found["user"] == found["item"]:
+        raise InputError(f"{where}: column {found['user']!r} cannot be both user and item; name them with {option}user, {option}item")
+    return found
+
+
+def _headerless(columns: Sequence[str], matches: Sequence[str]) -> str:
+    """Hint for a file whose first row is data."""
+    data_like = not matches and any(c.strip().lstrip("-").replace(".", "", 1).isdigit() for c in columns)
+    return ", or, as the first row looks like data, give --columns user,item,... for a file without header" if data_like else ""
+
+
+def _plain(name: str) -> str:
+    return "".join(ch for ch in name.casefold() if ch.isalnum())
+
+
+def raw_from_frame(frame: Any, names: Mapping[str, str | None]) -> Raw:
+    """Take interactions from a polars DataFrame or LazyFrame, or a pandas DataFrame."""
+    if isinstance(frame, pl.LazyFrame | pl.DataFrame):
+        columns = frame.lazy().collect_schema().names()
+    elif hasattr(frame, "columns") and hasattr(frame, "to_dict"):
+        columns = [str(c) for c in frame.columns]
+    else:
+        raise InputError(f"from_frame takes a polars or pandas frame, not {type(frame).__name__}")
+    roles = find_columns(columns, names, "the frame", option="")
+    if not isinstance(frame, pl.LazyFrame | pl.DataFrame):
+        position = {name: columns.index(name) for name in roles.values()}
+        frame = pl.DataFrame({name: _from_pandas(frame.iloc[:, at]) for name, at in position.items()})
+    return Raw([("the frame", frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items()))])
+
+
+def _from_pandas(column: Any) -> pl.Series:
+    """Convert a pandas column without needing pyarrow; missing values of any kind become null."""
+    values = column.to_numpy()
+    if values.dtype.kind in "iub":
+        return pl.Series(values)
+    if values.dtype.kind == "M":
+        return pl.Series(values.astype("datetime64[us]"))
+    missing = column.isna().to_numpy()
+    listed = values.tolist()
+    return pl.Series([None if gone else value for value, gone in zip(listed, missing, strict=True)], strict=False)

@@ -1,0 +1,285 @@
+"""From raw interactions to a `Dataset`: read, threshold, de-duplicate, k-core, encode, split.
+
+Polars reads (streaming, only the columns needed) and turns ids into codes, numbered by sorted external id so that the
+order of rows cannot matter. An interaction is from then on one integer, user code times items plus item code; sorting
+these puts duplicates side by side and leaves the rows of a CSR matrix in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.frames import Raw
+from drm_triton.data.split import NEEDS_TIME, PAPER_RATIOS, SPLITS, SplitName, check_ratios, split
+from drm_triton.errors import InputError
+from drm_triton.progress import SILENT, Reporter
+
+# The way Python and everyone else writes a whole number; 007, +7 and -0 would not come back as they were.
+WHOLE_NUMBER = r"^(?:0|-?[1-9][0-9]{0,18})$"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to keep and how to split it. See `Dataset.from_frame` for the meaning of each."""
+
+    min_rating: float | None = None
+    min_user: int = 1
+    min_item: int = 1
+    split: SplitName = "random"
+    ratios: tuple[float, float, float] = PAPER_RATIOS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise InputError(f"unknown split {self.split!r}: choose one of {', '.join(SPLITS)}")
+        check_ratios(self.ratios)
+        for name in ("min_user", "min_item"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        if self.min_rating is not None and self.min_rating != self.min_rating:
+            raise InputError("min-rating must be a number, got NaN")
+
+
+def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
+    """Run every step on raw interactions and return the data set, with the statistics of each step in its meta."""
+    steps: list[dict[str, Any]] = []
+
+    def record(name: str, rows: int, users: int, items: int) -> None:
+        steps.append({"step": name, "interactions": rows, "users": users, "items": items})
+        if rows == 0:
+            _fail_empty(steps)
+
+    with report.step("read") as step:
+        frame = _collect(raw, options)
+        step.note(f"{len(frame):,} rows")
+    with report.step("filter") as step:
+        user_ids, item_ids = (_sorted_ids(frame, role, raw) for role in ("user", "item"))
+        record("read", len(frame), len(user_ids), len(item_ids))
+        codes = _encode(frame, user_ids, item_ids)
+        del frame
+        if raw.own_filter:
+            name, keep = raw.own_filter
+            codes = keep(codes.lazy()).collect()
+            record(name, len(codes), codes["user"].n_unique(), codes["item"].n_unique())
+        if "keep" in codes.columns and options.min_rating is not None:
+            codes = codes.filter("keep")
+            record(f"rating >= {options.min_rating:g}", len(codes), codes["user"].n_unique(), codes["item"].n_unique())
+        users, items, time = _distinct(codes, len(item_ids))
+        del codes
+        record("one row per user and item", len(users), _present(users), _present(items))
+        if max(options.min_user, options.min_item) > 1:
+            kept = core(users, items, options.min_user, options.min_item)
+            users, items, time = users[kept], items[kept], time if time is None else time[kept]
+            name = f"at least {options.min_user} items per user and {options.min_item} users per item"
+            record(name, len(users), _present(users), _present(items))
+        users, user_ids = _compact(users, user_ids)
+        items, item_ids = _compact(items, item_ids)
+        step.note(f"{len(users):,} interactions, {len(user_ids):,} users, {len(item_ids):,} items")
+    with report.step("split") as step:
+        labels = split(users, items, time, options.split, options.ratios, options.seed)
+        shape = (len(user_ids), len(item_ids))
+        train, valid, test = (CSR.from_pairs(users[labels == k], items[labels == k], shape) for k in range(3))
+        step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
+    meta = {"source": "frame", "options": asdict(options), "steps": steps}
+    return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)
+
+
+def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
+    """Mark the interactions [n] of the largest part where every user has `min_user` and every item `min_item` of them."""
+    kept = np.ones(len(users), dtype=bool)
+    u, i = users, items
+    while True:
+        enough = (np.bincount(u) >= min_user)[u] & (np.bincount(i) >= min_item)[i]
+        if enough.all():
+            return kept
+        kept[kept] = enough
+        u, i = u[enough], i[enough]
+
+
+def _collect(raw: Raw, options: Options) -> pl.DataFrame:
+    """Read the columns needed: user, item, and as asked keep (rating high enough), rating, time."""
+    schema = _schema(raw)
+    extra: list[pl.Expr] = []
+    if "rating" in schema:
+        extra.append(_keep(schema["rating"], options.min_rating).alias("keep"))
+    elif options.min_rating is not None:
+        raise InputError(
+            f"min-rating {options.min_rating:g} needs ratings, and {raw.parts[0][0]} has no column recognised as such: "
+            "name it with --rating, or leave --min-rating out"
+        )
+    if raw.own_filter and "rating" in schema:
+        extra.append(pl.col("rating").cast(pl.Float32, strict=False))
+    if options.split in NEEDS_TIME:
+        if "timestamp" not in schema:
+            raise InputError(
+                f"split {options.split!r} needs the time of each interaction, and {raw.parts[0][0]} has no column "
+                "recognised as such: name it with --timestamp, or choose another split"
+            )
+        extra.append(_time(raw, schema["timestamp"]).alias("time"))
+    # An id column of text is read as whole numbers if the first rows look so; if that loses any id, read it again as it is.
+    whole = {role: _looks_whole(raw, role) for role in ("user", "item")}
+    blank_lines = True
+    while True:
+        ids = [_id(pl.col(role), schema[role], whole[role], raw).alias(role) for role in ("user", "item")]
+        frame = _concat(raw, blank_lines).select(*ids, *extra).collect(engine="streaming")
+        lost = [role for role in ("user", "item") if frame[role].null_count()]
+        if any(whole[role] for role in lost):
+            whole.update(dict.fromkeys(lost, False))
+        elif lost and blank_lines and raw.text:
+            blank_lines = False
+        else:
+            break
+    for role in lost:
+        _fail_at(raw, pl.col(role).is_null(), role, f"has no {role} id")
+    for column, role in (("keep", "rating"), ("time", "timestamp")):
+        if column in frame.columns and frame[column].null_count():
+            expression = next(e for e in extra if e.meta.output_name() == column)
+            _fail_at(raw, expression.is_null(), role, f"has a {role} that is " + ("not a number" if column == "keep" else "missing or not a time"))
+    return frame
+
+
+def _schema(raw: Raw) -> dict[str, pl.DataType]:
+    """Column types; where files disagree the column is read as text."""
+    schemas = [part.collect_schema() for _, part in raw.parts]
+    common = [c for c in schemas[0].names() if all(c in s for s in schemas)]
+    return {c: schemas[0][c] if len({s[c] for s in schemas}) == 1 else pl.String() for c in common}
+
+
+def _concat(raw: Raw, blank_lines: bool = True) -> pl.LazyFrame:
+    schema = _schema(raw)
+    frames = [part.select(pl.col(c).cast(dtype) for c, dtype in schema.items()) for _, part in raw.parts]
+    frame = frames[0] if len(frames) == 1 else pl.concat(frames)
+    return frame if blank_lines else frame.filter(~pl.all_horizontal(pl.all().is_null()))
+
+
+def _looks_whole(raw: Raw, role: str) -> bool:
+    dtype = _schema(raw)[role]
+    if dtype.is_integer() and dtype not in _SMALL_INTEGERS:
+        return True
+    if not raw.text or dtype != pl.String:
+        return False
+    head = raw.parts[0][1].select(role).head(1000).collect().to_series().drop_nulls()
+    return bool(head.str.contains(WHOLE_NUMBER).all())
+
+
+_SMALL_INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
+
+
+def _id(column: pl.Expr, dtype: pl.DataType, whole: bool, raw: Raw) -> pl.Expr:
+    """External ids are Int64 or String; null where an id is missing or, if `whole`, not a plain whole number."""
+    if dtype in _SMALL_INTEGERS:
+        return column.cast(pl.Int64)
+    if dtype.is_float():  # pandas makes whole numbers float when one is missing
+        return pl.when(column == column.floor()).then(column.cast(pl.Int64, strict=False))
+    if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+        raise InputError(f"{raw.parts[0][0]} has ids of type {dtype}, which cannot be used: make them whole numbers or text")
+    text = column.cast(pl.String)
+    if whole:
+        return pl.when(text.str.contains(WHOLE_NUMBER)).then(text.cast(pl.Int64, strict=False))
+    return pl.when(text != "").then(text)
+
+
+def _number(dtype: pl.DataType) -> pl.Expr:
+    column = pl.col("rating")
+    return (column.str.strip_chars() if dtype == pl.String else column).cast(pl.Float64, strict=False)
+
+
+def _keep(dtype: pl.DataType, min_rating: float | None) -> pl.Expr:
+    """True or False, and null where the rating is not a number (or, with a threshold, missing)."""
+    number = _number(dtype)
+    if min_rating is None:
+        return pl.when(pl.col("rating").is_null()).then(True).when(number.is_not_nan()).then(True)
+    return pl.when(number.is_not_nan()).then(number >= min_rating)
+
+
+def _time(raw: Raw, dtype: pl.DataType) -> pl.Expr:
+    """Time as a number that sorts: unix time as it is, dates and date-times by their own clock."""
+    column = pl.col("timestamp")
+    if dtype.is_temporal():
+        return column.cast(pl.Datetime("us")).cast(pl.Int64)
+    if dtype != pl.String:
+        return pl.when(column.cast(pl.Float64).is_not_nan()).then(column) if dtype.is_float() else column.cast(pl.Int64)
+    head = raw.parts[0][1].select(column.str.strip_chars()).head(1000).collect().to_series().drop_nulls()
+    for kind in (pl.Int64, pl.Float64):
+        if head.cast(kind, strict=False).null_count() == 0:
+            return column.str.strip_chars().cast(kind, strict=False)
+    return column.str.strip_chars().str.to_datetime(strict=False, time_unit="us", ambiguous="earliest").cast(pl.Int64)
+
+
+def _fail_at(raw: Raw, bad: pl.Expr, role: str, problem: str) -> None:
+    """Find the first bad row and say where it is."""
+    for name, part in raw.parts:
+        shown = part.with_row_index("row").filter(bad | (pl.col(role).cast(pl.String) == "")).head(1).collect()
+        if len(shown):
+            row, value = shown["row"][0] + 1, shown[role][0]
+            seen = "" if value is None or value == "" else f" ({value!r})"
+            advice = (
+                "correct or remove that row" if role in ("user", "item") else f"correct it, or name another column with --{role}"
+            )
+            raise InputError(f"row {row:,} of {name} (the header not counted) {problem}{seen}: {advice}")
+    raise InputError(f"a row of {raw.parts[0][0]} {problem}: correct or remove it")
+
+
+def _fail_empty(steps: list[dict[str, Any]]) -> None:
+    if len(steps) == 1:
+        raise InputError("the input has no interactions: a header without rows, or lists without items")
+    before, after = steps[-2], steps[-1]
+    raise InputError(
+        f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
+        f"interactions of {before['users']:,} users and {before['items']:,} items; lower --min-rating, --min-user or --min-item"
+    )
+
+
+def _sorted_ids(frame: pl.DataFrame, role: str, raw: Raw) -> pl.Series:
+    return frame[role].unique().sort().alias("id")
+
+
+def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:
+    """Replace external ids by codes: positions in the sorted ids."""
+    lazy = frame.lazy()
+    for role, ids in (("user", user_ids), ("item", item_ids)):
+        table = ids.alias(role).to_frame().with_row_index("code").lazy()
+        lazy = lazy.join(table, on=role).drop(role).rename({"code": role})
+    return lazy.collect(engine="streaming")
+
+
+def _distinct(codes: pl.DataFrame, n_items: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray | None]:
+    """Return users, items and times [n] sorted by user, then item; of repeated pairs the latest stays."""
+    key = (pl.col("user").cast(pl.Int64) * n_items + pl.col("item")).alias("key")
+    if "time" in codes.columns:
+        frame = codes.select(key, "time").sort("key", "time")
+        frame = frame.filter(pl.col("key").ne_missing(pl.col("key").shift(-1)))
+        time = frame["time"].to_numpy()
+    else:
+        ordered = codes.select(key).to_series().sort()
+        frame = ordered.filter(ordered.ne_missing(ordered.shift())).to_frame()
+        time = None
+    users, items = np.divmod(frame["key"].to_numpy(), n_items)
+    return users.astype(np.int32), items.astype(np.int32), time
+
+
+def _present(codes: NDArray[np.integer]) -> int:
+    return int(np.count_nonzero(np.bincount(codes)))
+
+
+def _compact(codes: NDArray[np.int32], ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
+    """Renumber codes [n] so that only ids still in use have one; the order of ids stays."""
+    used = np.bincount(codes, minlength=len(ids)) > 0
+    if used.all():
+        return codes, ids
+    return (np.cumsum(used, dtype=np.int32) - 1)[codes], ids.filter(pl.Series(used))
+
+
+def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
+    items = item_ids.to_frame()
+    if raw.titles is None:
+        return items
+    titles = raw.titles.select(pl.col("item").cast(item_ids.dtype, strict=False).alias("id"), "title")
+    titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
+    return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

@@ -1,0 +1,158 @@
+"""Splits of interactions into train, validation and test.
+
+Chance comes from a 64-bit mixing hash of (seed, user code, item code), not from a random stream: an interaction's lot
+does not depend on the order of the rows, the number of threads, the machine, or the version of any library.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from drm_triton.errors import InputError
+
+SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+NEEDS_TIME = ("leave-last", "time")
+PAPER_RATIOS = (0.7, 0.1, 0.2)
+TRAIN, VALID, TEST = 0, 1, 2
+
+_BLOCK = 1 << 18  # rows hashed at a time: the temporaries stay in cache
+
+
+def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return splitmix64's output for each state `x`: a bijection of 64-bit integers that looks random.
+
+    Examples
+    --------
+    >>> [hex(v) for v in mix64(np.array([0, 1], dtype=np.uint64))]
+    ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1']
+    """
+    z = x + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def lots(seed: int, users: NDArray[np.integer], items: NDArray[np.integer] | None = None) -> NDArray[np.uint64]:
+    """Draw one 64-bit lot per user, or per (user, item) pair; different pairs never draw the same lot.
+
+    Parameters
+    ----------
+    seed : int
+        Any integer; taken modulo 2^64.
+    users, items : array [n]
+        Codes below 2^32.
+    """
+    key = mix64(np.array([seed % 2**64], dtype=np.uint64))
+    out = np.empty(len(users), dtype=np.uint64)
+    for start in range(0, len(users), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        pair = users[block].astype(np.uint64) << np.uint64(32)
+        if items is not None:
+            pair |= items[block].astype(np.uint64)
+        out[block] = mix64(pair ^ key)
+    return out
+
+
+def check_ratios(ratios: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Scale train/valid/test shares to sum to 1 (70/10/20 is as good as .7/.1/.2), or say what is wrong with them."""
+    total = sum(ratios)
+    if len(ratios) != 3 or not all(0 <= r < float("inf") for r in ratios) or ratios[0] <= 0 or total == float("inf"):
+        raise InputError(
+            f"the split ratios {ratios} cannot be used: give three shares, train/valid/test, none negative and train "
+            "above zero, for example 70/10/20"
+        )
+    return ratios[0] / total, ratios[1] / total, ratios[2] / total
+
+
+def split(
+    users: NDArray[np.integer],
+    items: NDArray[np.integer],
+    time: NDArray[np.integer | np.floating] | None = None,
+    how: SplitName = "random",
+    ratios: tuple[float, float, float] = PAPER_RATIOS,
+    seed: int = 0,
+) -> NDArray[np.uint8]:
+    """Label each interaction 0 (train), 1 (validation) or 2 (test).
+
+    ``random``
+        the ratios hold exactly over all interactions (the paper's protocol);
+    ``per-user``
+        the ratios hold within each user, rounded, and each user keeps at least one training interaction;
+    ``leave-last``
+        a user's last interaction is test and the one before it validation; a user with two has no validation
+        interaction, a user with one only trains;
+    ``time``
+        the oldest interactions of all train, the newest test;
+    ``users``
+        whole users are held out: those of validation and test have no training interaction.
+
+    Equal times are ordered by item code, then user code.
+
+    Parameters
+    ----------
+    users, items : array [n]
+        Codes of the interactions, sorted by user, then item; no pair twice.
+    time : array [n], optional
+        Needed by ``leave-last`` and ``time``.
+
+    Returns
+    -------
+    labels : uint8 [n]
+    """
+    n = len(users)
+    train, valid, test = check_ratios(ratios)
+    if how in NEEDS_TIME and time is None:
+        raise InputError(f"split {how!r} needs the time of each interaction, and the data has none")
+    if how == "random":
+        return _cut(lots(seed, users, items), valid, test)
+    if how == "users":
+        of_user = _cut(lots(seed, np.arange(int(users.max(initial=-1)) + 1)), valid, test)
+        return of_user[users]
+    if how == "time":
+        rank = np.empty(n, dtype=np.int64)
+        rank[_order(time, items, users)] = np.arange(n)
+        return _cut(rank, valid, test)
+    if how not in SPLITS:
+        raise InputError(f"unknown split {how!r}: choose one of {', '.join(SPLITS)}")
+
+    # The two splits within users: order each user's interactions, then label by distance from the user's end.
+    order = _order(users, lots(seed, users, items)) if how == "per-user" else _order(users, time, items)
+    counts = np.bincount(users)
+    to_end = np.cumsum(counts)[users] - np.arange(n)  # n_u, ..., 1 within each user, as users is sorted
+    if how == "leave-last":
+        n_test = np.minimum(counts - 1, 1)
+        n_valid = np.clip(counts - 2, 0, 1)
+    else:
+        n_test = np.minimum(np.floor(counts * test + 0.5).astype(np.int64), np.maximum(counts - 1, 0))
+        n_valid = np.minimum(np.floor(counts * valid + 0.5).astype(np.int64), np.maximum(counts - 1 - n_test, 0))
+    labels = np.empty(n, dtype=np.uint8)
+    held = n_test + n_valid
+    labels[order] = np.where(to_end <= n_test[users], TEST, np.where(to_end <= held[users], VALID, TRAIN))
+    return labels
+
+
+def _order(*keys: NDArray | None) -> NDArray[np.integer]:
+    """Row numbers sorted by the first key, then the second, ... (threaded, unlike np.lexsort)."""
+    frame = pl.DataFrame({str(k): key for k, key in enumerate(keys)})
+    return frame.select(pl.arg_sort_by(pl.all())).to_series().to_numpy()
+
+
+def _cut(keys: NDArray, valid: float, test: float) -> NDArray[np.uint8]:
+    """Label by rank of distinct keys: the largest round(n·test) are test, the round(n·valid) below them validation."""
+    n = len(keys)
+    n_test = round(n * test)
+    n_valid = min(round(n * valid), n - n_test)
+    first_valid, first_test = n - n_test - n_valid, n - n_test
+    labels = np.zeros(n, dtype=np.uint8)
+    bounds = [b for b in (first_valid, first_test) if b < n]
+    if bounds:
+        ranked = np.partition(keys, bounds)
+        for bound, label in ((first_valid, VALID), (first_test, TEST)):
+            if bound < n:
+                labels[keys >= ranked[bound]] = label
+    return labels

@@ -1,0 +1,165 @@
+"""The data set on disk: a directory of memory-mappable arrays, id tables and one JSON file.
+
+    meta.json                         format version, sizes, checksum, source, options, statistics
+    train.indptr.npy   int64 [users + 1]      little-endian, as are the other two splits: valid.*, test.*
+    train.indices.npy  int32 [interactions]   item codes, increasing within a user
+    users.parquet      id                     row k is the external id of user code k
+    items.parquet      id, and title where the source has titles
+
+A store is written beside its final place and renamed into it, so a directory of that name is always complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from drm_triton.errors import InputError
+
+FORMAT = "drm-triton dataset"
+VERSION = 1
+SPLIT_NAMES = ("train", "valid", "test")
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Refuse an output directory that exists or cannot be written, before any work is done."""
+    if path.exists() and not overwrite:
+        raise InputError(f"the output directory {path} already exists: give another --out, or --overwrite to replace it")
+    if path.exists() and not (path / "meta.json").is_file() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists and is not a prepared data set, so --overwrite leaves it alone: give another --out")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {path}: {parent} is not a writable directory; give another --out")
+
+
+@contextmanager
+def atomic_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary sibling of `path` that takes its place when the block ends well, and vanishes otherwise."""
+    check_target(path, overwrite)
+    path = path.absolute()
+    made = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        yield made
+        for file in made.iterdir():
+            _sync(file)
+        _sync(made)
+        made.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        _swap(made, path)
+        _sync(path.parent)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise _write_error(path, error) from error
+    finally:  # on success it is no longer there; on any failure, Ctrl-C included, nothing may stay
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def write(path: Path, arrays: dict[str, NDArray], tables: dict[str, pl.DataFrame], meta: dict[str, Any], overwrite: bool) -> None:
+    """Write a store: `arrays` as <name>.npy, `tables` as <name>.parquet, `meta` as meta.json."""
+    with atomic_directory(path, overwrite) as folder:
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+        for name, table in tables.items():
+            table.write_parquet(folder / f"{name}.parquet", compression="zstd")
+        header = {"format": FORMAT, "version": VERSION}
+        (folder / "meta.json").write_text(json.dumps(header | meta, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Read meta.json and check that this version of the program understands the store."""
+    if not path.exists():
+        raise InputError(f"no data set at {path}: make one with `drm-triton prepare`, or check the path")
+    try:
+        meta = json.loads((path / "meta.json").read_text("utf-8"))
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise ValueError("it does not describe a data set of this program")
+    except FileNotFoundError:
+        raise InputError(f"{path} is not a prepared data set: it has no meta.json; make one with `drm-triton prepare`") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path / 'meta.json'}: {error}; prepare the data set again") from error
+    if meta.get("version") != VERSION:
+        raise InputError(
+            f"{path} has data format version {meta.get('version')!r} and this program reads version {VERSION}: "
+            "prepare the data again with this version, or use the version that wrote it"
+        )
+    return meta
+
+
+def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray:
+    """Memory-map one array and verify its type and length."""
+    file = path / f"{name}.npy"
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file} is missing or damaged ({error}): prepare the data set again") from error
+    if array.dtype != np.dtype(dtype) or array.shape != (length,):
+        raise InputError(
+            f"{file} holds {array.dtype}{list(array.shape)} where meta.json promises {np.dtype(dtype)}[{length}]: "
+            "the data set is damaged; prepare it again"
+        )
+    return array
+
+
+def table_length(path: Path, name: str) -> int:
+    """Return the number of rows of a Parquet id table, from its footer alone."""
+    file = path / f"{name}.parquet"
+    try:
+        return int(pl.scan_parquet(file).select(pl.len()).collect().item())
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{file} is missing or damaged ({_first_line(error)}): prepare the data set again") from error
+
+
+def _swap(made: Path, path: Path) -> None:
+    """Rename `made` to `path`; an old directory there steps aside first and comes back if that fails."""
+    if not path.exists():
+        made.rename(path)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    old = aside / "old"
+    path.rename(old)
+    try:
+        made.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_error(path: Path, error: BaseException) -> InputError:
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error)
+    advice = "free some space or give another --out" if full else "check the directory's permissions or give another --out"
+    return InputError(f"cannot write {path}: {_first_line(error)}; nothing was left behind; {advice}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or directory to the disk, so that a power cut after the rename cannot leave it empty."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
