@@ -58,6 +58,20 @@ class CSR:
         indptr = self.indptr.astype(np.int32) if small else self.indptr
         return scipy.sparse.csr_matrix((np.ones(self.nnz, dtype), self.indices, indptr), shape=self.shape)
 
+    def take(self, rows: NDArray[np.int64]) -> CSR:
+        """Return the given rows, in that order: CSR [len(rows), columns]."""
+        degrees = self.degrees()[rows]
+        indptr = np.concatenate([[0], np.cumsum(degrees)])
+        within = np.arange(indptr[-1]) - np.repeat(indptr[:-1], degrees)
+        return CSR(indptr, self.indices[np.repeat(self.indptr[rows], degrees) + within], (len(rows), self.shape[1]))
+
+    def union(self, other: CSR) -> CSR:
+        """Return the interactions of both; they must be disjoint, as the splits of a data set are."""
+        rows = np.repeat(np.arange(self.shape[0]), self.degrees()), np.repeat(np.arange(self.shape[0]), other.degrees())
+        keys = np.concatenate([rows[0] * self.shape[1] + self.indices, rows[1] * self.shape[1] + other.indices])
+        keys.sort()
+        return CSR.from_pairs(*np.divmod(keys, max(self.shape[1], 1)), self.shape)
+
     @classmethod
     def from_pairs(cls, rows: NDArray, columns: NDArray, shape: tuple[int, int]) -> CSR:
         """Build from pairs [n] sorted by row, then column."""

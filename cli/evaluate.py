@@ -1,0 +1,125 @@
+"""`drm-triton evaluate`: measure a trained model on held-out interactions."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drm_triton.cli import app
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run directory, or a saved model.", show_default=False)],
+    on: Annotated[str, typer.Option(help="Held-out part: valid or test.")] = "test",
+    k: Annotated[str, typer.Option("--k", help="Cut-offs, separated by commas.")] = "10,50",
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", "-d", help="Prepared data [where the run found it].", show_default=False),
+    ] = None,
+    min_train: Annotated[int, typer.Option(help="Average over users with at least so many training items.")] = 5,
+    per_user: Annotated[
+        Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
+    ] = None,
+    by_activity: Annotated[
+        bool, typer.Option("--by-activity", help="Also by groups of users, with a plot in the run directory.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Rank all unseen items for every user and compare with what was held out.
+
+    Items of the training data are excluded, and at test time those of the validation part too.
+
+    Examples:
+
+      drm-triton evaluate runs/melon --on test
+
+      drm-triton evaluate runs/melon --k 5,20 --json
+
+      drm-triton evaluate runs/melon --per-user users.parquet --by-activity
+    """
+    from drm_triton.data.locations import find_dataset
+    from drm_triton.errors import InputError
+    from drm_triton.evaluate import by_activity as grouped
+    from drm_triton.evaluate import evaluate as measure
+    from drm_triton.evaluate import factor_ranker, popularity_ranker
+    from drm_triton.model import DRM
+    from drm_triton.progress import Reporter
+    from drm_triton.run import dataset_of
+
+    if on not in ("valid", "test"):
+        raise InputError(f"--on must be valid or test, got {on!r}")
+    cut_offs = _cut_offs(k)
+    model = DRM.load(run)
+    data = dataset_of(run, None if dataset is None else find_dataset(dataset))
+    if (data.n_users, data.n_items) != (model.interactions.n_users, model.interactions.n_items):
+        raise InputError(f"{run} was trained on other data than {data.path}; give its own with --dataset")
+    held_out = getattr(data, on)
+    fitted = {"train": ("train",), "train+valid": ("train", "valid"), "all": ("train", "valid", "test")}
+    if on in fitted[model.config.fit_on]:
+        raise InputError(f"{run} was fit on {model.config.fit_on}, so it cannot be measured on {on}: it has seen it")
+    seen = data.train.union(data.valid) if on == "test" else data.train
+
+    ops, _ = model.backend()
+    reporter = Reporter(quiet=quiet or as_json)
+    with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
+        ranker = factor_ranker(ops, model.user_factors, model.item_factors, model.config.score)
+        result = measure(ranker, seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done))
+    popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
+    if per_user is not None:
+        ids = data.user_ids[result.per_user["user"]]
+        _write_parquet(result.per_user.with_columns(user=ids), per_user)
+    if as_json:
+        print(json.dumps({**result.means, "users": len(result.per_user), "popularity": popularity}))
+    else:
+        _print_table(result.means, popularity, cut_offs, len(result.per_user))
+    if by_activity:
+        metric = f"ndcg@{cut_offs[0]}"
+        groups = grouped(result, metric)
+        picture = run / f"activity-{on}.png"
+        _draw(groups, metric, picture)
+        if not as_json:
+            print(f"\nmean {metric} by training interactions (plot: {picture})")
+            for row in groups.iter_rows(named=True):
+                print(f"  {row['min_train']:>5} – {row['max_train']:<6} {row['users']:>8,} users  {row[metric]:.4f}")
+
+
+def _cut_offs(text: str) -> list[int]:
+    from drm_triton.errors import InputError
+
+    try:
+        ks = [int(part) for part in text.split(",")]
+    except ValueError:
+        ks = []
+    if not ks or min(ks) < 1 or max(ks) > 1000:
+        raise InputError(f"--k takes cut-offs from 1 to 1000, separated by commas, such as 10,50; got {text!r}")
+    return ks
+
+
+def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list[int], users: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption=f"mean over {users:,} users")
+    table.add_column("metric")
+    table.add_column("model", justify="right")
+    table.add_column("popularity", justify="right")
+    for cut_off in ks:
+        for name in (name for name in means if name.endswith(f"@{cut_off}")):
+            table.add_row(name, f"{means[name]:.4f}", f"{popularity[name]:.4f}")
+    Console().print(table)
+
+
+def _write_parquet(frame: Any, path: Path) -> None:
+    from drm_triton.checkpoint import replace_file
+
+    replace_file(path, frame.write_parquet)
+
+
+def _draw(groups: Any, metric: str, path: Path) -> None:
+    from drm_triton.checkpoint import replace_file
+    from drm_triton.plots import activity_bars
+
+    replace_file(path, lambda place: activity_bars(groups, metric, place))

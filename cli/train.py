@@ -1,0 +1,205 @@
+"""`drm-triton train`: fit a model to a prepared data set."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drm_triton.cli import app
+
+if TYPE_CHECKING:
+    from drm_triton.config import TrainConfig
+    from drm_triton.data.dataset import Dataset
+    from drm_triton.trainer import EpochEnd, State
+
+MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Files and output"
+
+
+def option(help: str, panel: str, *names: str) -> Any:  # noqa: A002 (Typer's own name)
+    """Make an option that is left to the configuration file, or the default, when not given."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+
+
+@app.command()
+def train(
+    ctx: typer.Context,
+    dataset: Annotated[
+        str | None, option("Prepared data: a name under the data directory, or a path.", PLACES, "--dataset", "-d")
+    ] = None,
+    run: Annotated[Path | None, option("Run directory [runs/<dataset>-<time>].", PLACES)] = None,
+    config: Annotated[Path | None, option("TOML file of options; flags override it.", PLACES)] = None,
+    resume: Annotated[Path | None, option("Take up a run where it stopped.", PLACES)] = None,
+    dry_run: Annotated[
+        bool, option("Print configuration, memory estimate and data, and stop.", PLACES, "--dry-run")
+    ] = False,
+    quiet: Annotated[bool, option("No progress.", PLACES, "--quiet", "-q")] = False,
+    as_json: Annotated[bool, option("Print the result as one JSON object.", PLACES, "--json")] = False,
+    score: Annotated[str | None, option("Score: dot or l2.", MODEL)] = None,
+    factors: Annotated[int | None, option("Factors d [paper: 16, 32, 64, 128].", MODEL)] = None,
+    init: Annotated[str | None, option("Initial factors: spectral or normal.", MODEL)] = None,
+    rho: Annotated[int | None, option("Positives in a list [paper: 1 to 5].", LISTS)] = None,
+    eta: Annotated[int | None, option("Negatives in a list [15 rho].", LISTS)] = None,
+    user_sampling: Annotated[str | None, option("Users of lists: proportional or uniform.", LISTS)] = None,
+    objective: Annotated[str | None, option("hinge+drm, hinge, drm, mse or mse+drm.", LOSS)] = None,
+    k: Annotated[int | None, option("Cut-off K of the relaxed metric [rho].", LOSS, "--k")] = None,
+    tau: Annotated[float | None, option("Temperature [paper: .1 to 10].", LOSS)] = None,
+    lam: Annotated[float | None, option("Weight of the DRM part [paper: .1 to 5].", LOSS, "--lambda")] = None,
+    weight: Annotated[str | None, option("Rank weights: uniform, precision, recall, ndcg, ap.", LOSS)] = None,
+    margin: Annotated[float | None, option("Hinge margin.", LOSS)] = None,
+    cov: Annotated[float | None, option("Covariance regularisation, l2 only [paper: .1 to 10].", LOSS)] = None,
+    cov_every: Annotated[int | None, option("Steps between covariance gradients.", LOSS)] = None,
+    cov_form: Annotated[str | None, option("decorrelate, or printed as in the paper.", LOSS)] = None,
+    lr: Annotated[float | None, option("Learning rate [paper: 1e-4 to .1].", TRAINING)] = None,
+    batch_size: Annotated[int | None, option("Lists in a step; 1 is the paper's algorithm.", TRAINING)] = None,
+    epochs: Annotated[int | None, option("Passes over the interactions.", TRAINING)] = None,
+    seed: Annotated[int | None, option("Same seed, same model, to the bit.", TRAINING)] = None,
+    fit_on: Annotated[str | None, option("train, train+valid or all.", TRAINING)] = None,
+    backend: Annotated[str | None, option("auto, cpu, triton or reference.", TRAINING)] = None,
+    threads: Annotated[int | None, option("CPU threads [all cores].", TRAINING)] = None,
+    eval_every: Annotated[int | None, option("Epochs between validations; 0 never.", TRAINING)] = None,
+    patience: Annotated[int | None, option("Stop after so many validations without a better one.", TRAINING)] = None,
+    monitor: Annotated[str | None, option("Validation metric that `best` goes by.", TRAINING)] = None,
+) -> None:
+    """Train a model on a prepared data set.
+
+    Examples:
+
+      drm-triton train --dataset melon
+
+      drm-triton train -d data/ratings --score l2 --factors 128 --run runs/l2
+
+      drm-triton train --resume runs/l2 --epochs 60
+    """
+    from drm_triton.model import DRM
+    from drm_triton.progress import Reporter
+
+    options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
+    data, settings, place = _resolved(dataset, run, config, resume, options)
+    if dry_run:
+        _print_plan(data, settings, as_json)
+        return
+    reporter = Reporter(quiet=quiet or as_json)
+    display = Display(reporter, settings)
+    reporter.line(f"{data!r}; run directory {place}")
+    model = DRM(settings)
+    with stop_on_interrupt(display):
+        model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
+    result = {"run": str(place), "epochs": display.epochs, "interrupted": display.interrupted, **display.best}
+    if as_json:
+        print(json.dumps(result))
+    elif display.interrupted:
+        reporter.line(f"stopped; take it up again with: drm-triton train --resume {place}")
+    else:
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in display.best.items())
+        print(f"trained {place}" + (f" (best: {metrics})" if metrics else ""))
+
+
+NOT_CONFIG = {"dataset", "run", "config", "resume", "dry_run", "quiet", "as_json"}
+RESUMABLE = {"epochs", "patience", "threads", "backend"}  # what may change without changing what was trained
+
+
+def _resolved(
+    dataset: str | None, run: Path | None, config: Path | None, resume: Path | None, options: dict[str, Any]
+) -> "tuple[Dataset, TrainConfig, Path]":
+    """Data set, configuration and run directory that the options name together."""
+    from drm_triton.config import TrainConfig, read_toml
+    from drm_triton.data.dataset import Dataset
+    from drm_triton.data.locations import find_dataset
+    from drm_triton.errors import InputError
+    from drm_triton.run import dataset_of, existing
+
+    if resume is not None:
+        if run is not None or config is not None:
+            raise InputError("--resume takes its directory and configuration from the run; leave out --run and --config")
+        changed = sorted(set(options) - RESUMABLE)
+        if changed:
+            raise InputError(f"--resume cannot change {', '.join(changed)}; only {', '.join(sorted(RESUMABLE))}")
+        settings = TrainConfig.from_toml(existing(resume) / "config.toml", options)
+        return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
+    if dataset is None:
+        raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
+    values = {**(read_toml(config) if config else {}), **options}
+    settings = TrainConfig.from_mapping(values, where=f"{config}: " if config else "")
+    path = find_dataset(dataset)
+    return Dataset.load(path), settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
+    from drm_triton.trainer import memory_estimate
+
+    memory = memory_estimate(data, settings)
+    sizes = {name: getattr(data, name).nnz for name in ("train", "valid", "test")}
+    statistics = {"users": data.n_users, "items": data.n_items, **sizes}
+    if as_json:
+        print(json.dumps({"config": settings.to_dict(), "memory_bytes": memory, "data": statistics}))
+        return
+    print(settings.to_toml(), end="")
+    print("\n# memory")
+    for name, size in {**memory, "total": sum(memory.values())}.items():
+        print(f"# {name}: {size / 2**20:,.1f} MiB")
+    print("\n# data")
+    for name, size in statistics.items():
+        print(f"# {name}: {size:,}")
+
+
+class Display:
+    """Progress of a training: a bar for the epoch under way, a line for each that is done."""
+
+    def __init__(self, reporter: Any, settings: "TrainConfig") -> None:
+        self.reporter, self.settings = reporter, settings
+        self.interrupted = False
+        self.epochs = 0
+        self.best: dict[str, float] = {}
+        self._step: Any = None
+
+    def batch_end(self, state: "State", n_lists: int) -> bool:
+        """Move the bar; True if the user has asked to stop."""
+        if self._step is None:
+            title = f"epoch {state.epoch + 1}/{self.settings.epochs}"
+            self._step = self.reporter.step(title, total=n_lists, unit="lists").__enter__()
+        self._step.advance(state.position - self._step.done)
+        if self.interrupted:
+            self._step.__exit__(KeyboardInterrupt, None, None)
+        return self.interrupted
+
+    def epoch_end(self, end: "EpochEnd") -> bool:
+        """Print the epoch's line."""
+        record = end.record
+        self.epochs = record["epoch"]
+        parts = [f"loss {record['loss']:.4f}", f"{record['lists_per_second']:,.0f} lists/s"]
+        left = (self.settings.epochs - record["epoch"]) * record["seconds"]
+        if left:
+            parts.append(f"{left:.0f} s to go")
+        name = f"valid/{self.settings.monitor}"
+        if name in record:
+            parts.append(f"{name} {record[name]:.4f}")
+            if end.improved:
+                self.best = {key: value for key, value in record.items() if key.startswith("valid/")}
+            parts.append(f"best {end.state.best:.4f} (epoch {end.state.best_epoch})")
+        self._step.note(", ".join(parts))
+        self._step.__exit__(None, None, None)
+        self._step = None
+        return self.interrupted
+
+
+@contextmanager
+def stop_on_interrupt(display: Display) -> Iterator[None]:
+    """Let the first Ctrl-C end the training after the batch under way; a second one ends it at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if display.interrupted:
+            raise KeyboardInterrupt
+        display.interrupted = True
+        display.reporter.line("stopping after this batch (Ctrl-C again to stop at once)")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,99 @@
+"""A model on disk: a directory with one safetensors file and the interactions it was fit on.
+
+    model.safetensors   user_factors [M, d], item_factors [N, d], and user_state, item_state where training may go on;
+                        its header's metadata holds one JSON object: format, version, config, progress of training
+    data/               users.parquet, items.parquet (external ids, titles) and the interactions, see `data.store`
+
+Only model.safetensors changes during training. It is written beside its place, flushed, and renamed into it, so a
+reader, or a run that is killed at any moment, finds the old model or the new one.
+"""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from drm_triton.errors import DrmError, InputError
+
+FORMAT = "drm-triton model"
+VERSION = 1
+FILE = "model.safetensors"
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], also: Path | None = None) -> None:
+    """Write a model file atomically; `also` names a second place for the same file (a hard link where possible)."""
+    header = {"drm-triton": json.dumps({"format": FORMAT, "version": VERSION, **metadata})}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def write(temporary: Path) -> None:
+        safetensors.torch.save_file(tensors, temporary, metadata=header)
+        if also is not None:
+            replace_file(also, lambda place: _link(temporary, place))
+
+    replace_file(path, write)
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary sibling of `path`, then rename it into place."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except Exception as error:  # safetensors has an error type of its own for a failed write
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if full or "No space left" in str(error) or "File too large" in str(error):
+            raise DrmError(
+                f"no space left to write {path}; what was saved before is intact: free some space and resume"
+            ) from error
+        if isinstance(error, OSError):
+            raise DrmError(f"cannot write {path}: {error.strerror}; what was saved before is intact") from error
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a model file: its tensors (on the CPU) and metadata, with its format verified."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get("drm-triton", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such model; give a run or checkpoint directory") from None
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a readable model file ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path}: a safetensors file, but not a drm-triton model")
+    if metadata.get("version") != VERSION:
+        raise InputError(
+            f"{path}: model format version {metadata.get('version')!r}, and this program reads version {VERSION}; "
+            "use the version of drm-triton that wrote it"
+        )
+    missing = {"user_factors", "item_factors"} - tensors.keys()
+    if missing:
+        raise InputError(f"{path}: the model file lacks {', '.join(sorted(missing))}")
+    return tensors, metadata
+
+
+def _link(existing: Path, new: Path) -> None:
+    new.unlink()
+    try:
+        os.link(existing, new)
+    except OSError:  # a file system without hard links
+        new.write_bytes(existing.read_bytes())

@@ -1,0 +1,154 @@
+"""Training configuration: one frozen dataclass, validated once, to and from TOML."""
+
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from drm_triton.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm"]
+FitOn = Literal["train", "train+valid", "all"]
+Init = Literal["spectral", "normal"]
+CovForm = Literal["decorrelate", "printed"]
+
+# Spelled differently in files and on the command line, because `lambda` is a Python keyword.
+ALIASES = {"lambda": "lam"}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What determines a trained model, besides the data. The comment of a field gives the paper's search space.
+
+    Examples
+    --------
+    >>> TrainConfig(factors=32, lr=0.05).eta_in_force
+    45
+    >>> TrainConfig.from_mapping({"facters": 32})
+    Traceback (most recent call last):
+    ...
+    drm_triton.errors.InputError: unknown configuration key 'facters'; did you mean 'factors'?
+    """
+
+    score: Literal["dot", "l2"] = "dot"
+    factors: int = 64  # 16, 32, 64, 128
+    rho: int = 3  # positives in a list: 1 .. 5
+    eta: int | None = None  # negatives in a list; None: 15 rho
+    k: int | None = None  # cut-off of the relaxed metric; None: rho
+    tau: float = 1.0  # .1, .3, .5, 1, 3, 10
+    lam: float = 1.0  # .1, .5, 1, 2, 3, 5
+    weight: Literal["uniform", "precision", "recall", "ndcg", "ap"] = "uniform"
+    margin: float = 1.0
+    lr: float = 0.1  # 1e-4 .. .1
+    cov: float = 0.0  # l2 only: .1, .5, 1, 3, 5, 10
+    cov_every: int = 10  # steps between covariance gradients, each weighted by this number
+    cov_form: CovForm = "decorrelate"
+    objective: ObjectiveName = "hinge+drm"
+    init: Init = "spectral"
+    batch_size: int = 1024
+    epochs: int = 30
+    user_sampling: Literal["proportional", "uniform"] = "proportional"
+    seed: int = 0
+    fit_on: FitOn = "train"
+    backend: Literal["auto", "cpu", "triton", "reference"] = "auto"
+    threads: int | None = None  # None: all cores
+    eval_every: int = 1  # epochs between validations; 0: never
+    patience: int = 0  # validations without a better one before stopping; 0: never stop early
+    monitor: str = "ndcg@10"  # the validation metric that `best` and `patience` go by
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            choices = get_args(field.type)
+            value = getattr(self, field.name)
+            if choices and isinstance(choices[0], str) and value not in choices:
+                raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+        for name in ("factors", "rho", "eta", "k", "batch_size", "cov_every", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        for name in ("epochs", "eval_every", "patience", "lam", "cov", "seed"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
+        for name in ("tau", "lr"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not float("-inf") < self.margin < float("inf"):
+            raise InputError(f"margin must be finite, got {self.margin}")
+        if self.k is not None and self.k > self.rho + self.eta_in_force:
+            raise InputError(f"k must be at most rho + eta = {self.rho + self.eta_in_force}, got {self.k}")
+        if self.cov > 0 and self.score != "l2":
+            raise InputError("cov (covariance regularisation) goes with score = l2 only")
+
+    @property
+    def eta_in_force(self) -> int:
+        """Negatives in a list."""
+        return 15 * self.rho if self.eta is None else self.eta
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
+        """Build from plain values; an unknown key or a value of the wrong type is an error that says where."""
+        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        given = {}
+        for key, value in values.items():
+            name = ALIASES.get(key, key)
+            if name not in known:
+                near = difflib.get_close_matches(key, [*known, *ALIASES], n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
+                raise InputError(f"{where}unknown configuration key {key!r}{hint}")
+            given[name] = _coerced(key, value, known[name], where)
+        try:
+            return cls(**given)
+        except InputError as error:
+            raise InputError(f"{where}{error}") from None
+
+    @classmethod
+    def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "TrainConfig":
+        """Read a TOML file; `overrides` win over the file."""
+        return cls.from_mapping({**read_toml(path), **(overrides or {})}, where=f"{path}: ")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values under their file names; options that are None are left out."""
+        names = {name: alias for alias, name in ALIASES.items()}
+        values = dataclasses.asdict(self)
+        return {names.get(name, name): value for name, value in values.items() if value is not None}
+
+    def to_toml(self) -> str:
+        """Text of a TOML file that reads back as this configuration."""
+        # Numbers, strings and booleans are written alike in TOML and JSON.
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Parse a TOML file into a flat mapping, with errors that name the file."""
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such configuration file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    return values
+
+
+def _coerced(key: str, value: Any, kind: Any, where: str) -> Any:
+    """Check a value against a field's type; an integer serves where a float is asked."""
+    accepted = get_args(kind) or (kind,)
+    if isinstance(accepted[0], str):
+        accepted = (str,)
+    if isinstance(value, int) and not isinstance(value, bool) and float in accepted:
+        return float(value)
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        names = " or ".join(t.__name__ for t in accepted if t is not type(None))
+        raise InputError(f"{where}{key} must be {names}, got {value!r}")
+    return value

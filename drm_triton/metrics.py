@@ -1,0 +1,54 @@
+"""Ranking metrics, as defined in docs/metrics.md; each line below is its definition.
+
+hit(k) = 1 if the k-th ranked item is in the user's held-out set T.
+
+    precision@K = hits / K
+    recall@K    = hits / |T|
+    ndcg@K      = sum_k hit(k) / log2(k + 1), over the same sum for min(K, |T|) leading hits
+    map@K       = sum_k precision@k hit(k) / min(K, |T|)
+    map_k@K     = sum_k precision@k hit(k) / K                       (as some publications print it)
+    hit@K       = 1 if there is any hit
+    mrr@K       = 1 / (rank of the first hit), 0 without one
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
+
+
+def ranking_metrics(hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], k: int) -> dict[str, NDArray[np.float64]]:
+    """Metrics of each user.
+
+    Parameters
+    ----------
+    hits : [m, >= k], hit(1), hit(2), ... of each user
+    n_relevant : [m], |T| of each user, at least 1
+    k : cut-off
+
+    Returns
+    -------
+    dict from metric name to [m] values
+
+    Examples
+    --------
+    >>> m = ranking_metrics(np.array([[True, False, True]]), np.array([2]), 3)
+    >>> float(m["map"][0])  # (1/1 + 2/3) / 2
+    0.8333333333333333
+    """
+    hits = hits[:, :k]
+    rank = np.arange(1, hits.shape[1] + 1)
+    discount = 1 / np.log2(rank + 1)
+    ideal = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(2, k + 2)))])
+    n_hits = hits.sum(1)
+    summed_precision = (hits.cumsum(1) / rank * hits).sum(1)
+    attainable = np.minimum(k, n_relevant)
+    return {
+        "precision": n_hits / k,
+        "recall": n_hits / n_relevant,
+        "ndcg": hits @ discount / ideal[attainable],
+        "map": summed_precision / attainable,
+        "map_k": summed_precision / k,
+        "hit": (n_hits > 0).astype(np.float64),
+        "mrr": (hits / rank).max(1, initial=0.0),
+    }

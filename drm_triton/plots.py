@@ -1,0 +1,53 @@
+"""Pictures: learning curves of a run, and quality by user activity."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+
+LOSSES = ("loss", "hinge", "drm", "mse")
+CURVES = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
+
+
+def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Loss and validation metrics over epochs and over seconds, as PNG."""
+    epochs = [record["epoch"] for record in records]
+    seconds, total = [], 0.0
+    for record in records:
+        total += record["seconds"]
+        seconds.append(total)
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharey="row")
+    for column, (x, label) in enumerate(((epochs, "epoch"), (seconds, "seconds of training"))):
+        for name in LOSSES:
+            values = [record[name] for record in records]
+            if any(values):
+                axes[0, column].plot(x, values, label=name, marker="." if len(x) < 40 else None)
+        for name in CURVES:
+            points = [(at, record[name]) for at, record in zip(x, records, strict=True) if name in record]
+            if points:
+                axes[1, column].plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)
+        axes[1, column].set_xlabel(label)
+    axes[0, 0].set_ylabel("mean over lists")
+    axes[1, 0].set_ylabel("mean over users")
+    for ax in axes[:, 0]:
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend()
+    for ax in axes.flat:
+        ax.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def activity_bars(groups: pl.DataFrame, metric: str, path: Path) -> None:
+    """Mean of a metric for groups of users by activity (`evaluate.by_activity`), as PNG."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    ax = figure.subplots()
+    labels = [f"{low}–{high}" for low, high in groups.select("min_train", "max_train").iter_rows()]
+    bars = ax.bar(labels, groups[metric].to_list())
+    ax.bar_label(bars, fmt="%.3f")
+    ax.set_xlabel("training interactions of the user")
+    ax.set_ylabel(f"mean {metric}")
+    ax.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=120, format="png")

@@ -1,0 +1,195 @@
+"""A run directory: what a training leaves on disk, and how it is taken up again.
+
+    config.toml     the resolved configuration
+    env.json        versions, machine, data set and its checksum
+    metrics.jsonl   one line an epoch; metrics.csv has the same columns
+    last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
+    curves.png      loss and validation metrics over epochs and seconds
+"""
+
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from drm_triton import checkpoint
+from drm_triton._version import __version__
+from drm_triton.config import TrainConfig
+from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.errors import DrmError, InputError
+from drm_triton.trainer import EpochEnd, State
+
+PACKAGES = ("torch", "triton", "numba", "numpy", "scipy", "polars", "safetensors")
+TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
+COUNTERS = ("epoch", "position", "step", "seconds", "sums", "best", "best_epoch", "stale")
+
+
+class Run:
+    """A run directory in use. As a callback of `trainer.train` it records each epoch."""
+
+    def __init__(self, path: Path, config: TrainConfig, records: list[dict[str, Any]]) -> None:
+        self.path, self.config, self.records = path, config, records
+
+    @classmethod
+    def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
+        """Make a new run directory; one that holds a run already is an error."""
+        path = Path(path)
+        if (path / "config.toml").exists():
+            raise InputError(f"{path} holds a run already; resume it with --resume {path}, or give another --run")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path}: cannot make the run directory ({error.strerror}); give another --run") from None
+        if any(path.iterdir()):
+            raise InputError(f"{path} exists and is not empty; give another --run")
+        interactions_only(dataset, fit).save(path / "last" / "data")
+        (path / "best").mkdir()
+        shutil.copytree(path / "last" / "data", path / "best" / "data", copy_function=_link_or_copy)
+        checkpoint.write_text(path / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
+        checkpoint.write_text(path / "config.toml", config.to_toml())  # last: its presence says that the run is one
+        return cls(path, config, [])
+
+    @classmethod
+    def open(cls, path: str | Path, dataset: Dataset) -> tuple["Run", State | None]:
+        """Take up a run at its last checkpoint (None if it was stopped before the first one)."""
+        path = Path(path)
+        config = TrainConfig.from_toml(existing(path) / "config.toml")
+        recorded = json.loads((path / "env.json").read_text("utf-8"))["data"]["checksum"]
+        if recorded != dataset.checksum:
+            raise InputError(
+                f"{path} was trained on other data than {dataset.path or 'the data set given'} "
+                f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
+            )
+        if not (path / "last" / checkpoint.FILE).exists():
+            return cls(path, config, []), None
+        tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
+        counters = {name: metadata["training"][name] for name in COUNTERS}
+        state = State(**{field: tensors[name] for name, field in TENSORS.items()}, **counters)
+        # A run killed between recording an epoch and saving it has a line too many.
+        records = [record for record in read_metrics(path) if record["epoch"] <= state.epoch]
+        return cls(path, config, records), state
+
+    def __call__(self, end: EpochEnd) -> None:
+        """Record an epoch: metrics first, then the checkpoint that makes it final."""
+        self.records.append(end.record)
+        lines = "".join(json.dumps(record) + "\n" for record in self.records)
+        checkpoint.write_text(self.path / "metrics.jsonl", lines)
+        checkpoint.write_text(self.path / "metrics.csv", _csv(self.records))
+        self.save(end.state, best=end.improved)
+
+    def save(self, state: State, best: bool = False) -> None:
+        """Write the state to last/, and to best/ as well if it is the best so far."""
+        tensors = {name: getattr(state, field) for name, field in TENSORS.items()}
+        counters = {name: getattr(state, name) for name in COUNTERS}
+        metadata = {"config": self.config.to_dict(), "training": counters}
+        also = self.path / "best" / checkpoint.FILE if best else None
+        checkpoint.write_tensors(self.path / "last" / checkpoint.FILE, tensors, metadata, also)
+
+    def draw_curves(self) -> None:
+        """Write curves.png."""
+        from drm_triton.plots import learning_curves
+
+        checkpoint.replace_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
+
+
+def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:
+    """Make a data set of the interactions a model was fit on, with the ids of the original."""
+    empty = CSR.empty(fit.shape)
+    return Dataset(fit, empty, empty, dataset.users, dataset.items, {"source": "model"})
+
+
+def existing(path: str | Path) -> Path:
+    """Path of a run directory, verified."""
+    path = Path(path)
+    if not (path / "config.toml").exists():
+        raise InputError(f"{path} is not a run directory (it has no config.toml); runs are made by drm-triton train")
+    return path
+
+
+def checkpoint_directory(path: str | Path) -> Path:
+    """Where the model of a run is: its best checkpoint, or else its last; a checkpoint directory stands for itself."""
+    path = Path(path)
+    for place in (path, path / "best", path / "last"):
+        if (place / checkpoint.FILE).exists():
+            return place
+    raise InputError(f"{path}: no model there; give a run directory made by drm-triton train, or a saved model")
+
+
+def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
+    """Load the data set a run was trained on: the one given, or where the run found it."""
+    path = Path(path)
+    if given is not None:
+        return Dataset.load(given)
+    for place in (path, path.parent):  # a run, or a checkpoint inside one
+        if (place / "env.json").exists():
+            stored = json.loads((place / "env.json").read_text("utf-8"))["data"]["path"]
+            if stored is not None:
+                return Dataset.load(stored)
+    raise InputError(f"{path} does not say where its data lies; give --dataset")
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Lines of a run's metrics.jsonl."""
+    file = Path(path) / "metrics.jsonl"
+    if not file.exists():
+        return []
+    try:
+        return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    except ValueError as error:
+        raise DrmError(f"{file} is damaged ({error}); remove it and resume the run") from None
+
+
+def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    """What a result depends on besides its configuration."""
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    return {
+        "drm_triton": __version__,
+        "python": platform.python_version(),
+        "packages": packages,
+        "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "seed": config.seed,
+        "data": {
+            "path": str(dataset.path.absolute()) if dataset.path else None,
+            "checksum": dataset.checksum,
+            "users": dataset.n_users,
+            "items": dataset.n_items,
+        },
+    }
+
+
+def processor() -> str:
+    """Name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _csv(records: Sequence[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
