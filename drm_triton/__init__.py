@@ -7,14 +7,19 @@ from drm_triton._version import __version__
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
+    from drm_triton.functional import DRMLoss, drm_loss, relaxed_metric, soft_topk
 
 # Public name -> module that defines it. Loaded on first use, so that `import drm_triton` is quick:
 # torch alone takes a second or two, and a data-preparation script never needs it.
 _PUBLIC = {
+    "DRMLoss": "drm_triton.functional",
     "Dataset": "drm_triton.data.dataset",
+    "drm_loss": "drm_triton.functional",
+    "relaxed_metric": "drm_triton.functional",
+    "soft_topk": "drm_triton.functional",
 }
 
-__all__ = ["Dataset", "__version__"]
+__all__ = ["DRMLoss", "Dataset", "__version__", "drm_loss", "relaxed_metric", "soft_topk"]
 
 
 def __getattr__(name: str) -> Any:

@@ -126,34 +126,35 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
 # The relaxed top-K and its gradient
 
 
-def rank_weights(s: Tensor, y: Tensor, k: int, weight: Weight, mask: Tensor) -> Tensor:
+def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tensor) -> Tensor:
     """w_k for k = 1 .. K: [B, K]; constants for the gradient, zero beyond a list's length.
 
     uniform 1, precision 1/K, recall 1/#positives, ndcg 1/(log2(k + 1) IDCG@K), ap P@k/min(K, #positives) with P@k of
     the hard ranking, ties to the lower position. Positives are the entries with y > 0; a list without any has weight 0
-    under recall, ndcg and ap.
+    under recall, ndcg and ap. With k = None each list has its own K, the number of its positives: [B, n], zero beyond.
     """
     y = torch.where(mask, y, 0).to(s.dtype)
-    length = mask.sum(-1, keepdim=True)
-    positives = (y > 0).sum(-1, keepdim=True).to(s.dtype)
-    rank = torch.arange(1, k + 1, device=s.device)
+    positives = (y > 0).sum(-1, keepdim=True)
+    K = positives if k is None else torch.full_like(positives, k)
+    rank = torch.arange(1, (s.shape[1] if k is None else k) + 1, device=s.device)
+    used = rank <= torch.minimum(K, mask.sum(-1, keepdim=True))
     if weight == "uniform":
-        w = torch.ones(len(s), k, dtype=s.dtype, device=s.device)
+        w = torch.ones_like(used, dtype=s.dtype)
     elif weight == "precision":
-        w = torch.full((len(s), k), 1 / k, dtype=s.dtype, device=s.device)
+        w = (1 / K.to(s.dtype)).expand_as(used)
     elif weight == "recall":
-        w = (1 / positives).expand(-1, k)
+        w = (1 / positives.to(s.dtype)).expand_as(used)
     elif weight == "ndcg":
         discount = 1 / torch.log2(1 + rank.to(s.dtype))
-        ideal = y.sort(dim=-1, descending=True).values[:, :k]
+        ideal = torch.where(rank <= K, y.sort(dim=-1, descending=True).values[:, : len(rank)], 0)
         w = discount / (ideal * discount).sum(-1, keepdim=True)
     else:
-        ranking = torch.where(mask, s, -math.inf).sort(dim=-1, descending=True, stable=True).indices[:, :k]
+        ranking = torch.where(mask, s, -math.inf).sort(dim=-1, descending=True, stable=True).indices[:, : len(rank)]
         hits = (y.gather(-1, ranking) > 0).to(s.dtype)
-        w = hits.cumsum(-1) / rank / positives.clamp(max=k)
+        w = hits.cumsum(-1) / rank / torch.minimum(K, positives).to(s.dtype)
     if weight in ("recall", "ndcg", "ap"):
-        w = torch.where(positives > 0, w, 0)
-    return torch.where(rank <= length, w, 0)
+        used = used & (positives > 0)
+    return torch.where(used, w, 0)
 
 
 def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -181,7 +182,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
     dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k,   ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l)(G_j + G_l)
     """
     ds, G = torch.zeros_like(s), torch.zeros_like(s)
-    q = torch.where(mask, q, 0)
+    s, q = torch.where(mask, s, 0), torch.where(mask, q, 0)  # padding may hold NaN, and NaN * 0 is NaN
     for rank, (c, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
         dz = w[:, rank, None] * P * (q - (P * q).sum(-1, keepdim=True)) / tau
         ds, G = ds + c * dz, G + dz

@@ -1,0 +1,344 @@
+"""The DRM objective for your own torch model: differentiable functions of [B, n] scores.
+
+For one list of n scores s, with c_k = n + 1 - 2k and b_j = sum_l |s_j - s_l|:
+
+    P_k = softmax((c_k s - b) / tau),   Q = sum_{k<=K} w_k P_k
+
+P_k is a relaxed indicator of the item at rank k, Q of the top K. `soft_topk` returns Q, `drm_loss` the squared
+distance ||y - Q||^2 from the relevance y, `relaxed_metric` the inner product <Q, y>. See docs/objective.md.
+
+Scores are float32 or float64; float16 and bfloat16 are computed in float32 and cast back. A mask marks the entries
+that exist (True); the others may hold anything, NaN included, count for nothing and get gradient zero.
+The functions work under torch.compile. First derivatives only: a second one raises.
+"""
+
+import functools
+import os
+from numbers import Integral, Real
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels import backend_for
+from drm_triton.kernels.interface import Weight, check_choice
+from drm_triton.kernels.reference import rank_weights
+
+Metric = Literal["precision", "recall", "ndcg", "ap"]
+Reduction = Literal["mean", "sum", "none"]
+
+
+def drm_loss(
+    scores: Tensor,
+    relevance: Tensor,
+    k: int | None = None,
+    tau: float = 1.0,
+    weight: Weight = "uniform",
+    mask: Tensor | None = None,
+    reduction: Reduction = "mean",
+    *,
+    validate: bool = True,
+) -> Tensor:
+    """Squared distance ||y - Q||^2 between relevance y and the relaxed top K of the scores, per list.
+
+    Parameters
+    ----------
+    scores : [B, n] float, higher is better.
+    relevance : [B, n] bool, integer or float, at least 0; entries above 0 are the positives.
+    k : cut-off K in 1 .. n. None gives each list its own K, the number of its positives, with which Q can reach a
+        binary y exactly; a list without positives then has loss 0. None costs one wait for the GPU, to learn the
+        largest K.
+    tau : temperature above 0. Small: close to the hard metric, gradients sparse and steep. Large: smooth.
+    weight : rank weights w_k: uniform 1; precision 1/K; recall 1/#positives; ndcg 1/(log2(k + 1) IDCG@K);
+        ap P@k/min(K, #positives), P@k taken from the hard ranking and constant for the gradient.
+    mask : [B, n] bool, False for padding; None means that every entry exists.
+    reduction : mean or sum over the lists, or none for a loss per list.
+    validate : check the values, which waits for the GPU once; shapes and types are checked in any case. Under
+        torch.compile nothing is checked.
+
+    Returns
+    -------
+    Scalar, or [B] with reduction "none".
+
+    Raises
+    ------
+    InputError
+        A ValueError naming the rule that is broken and the value seen.
+
+    Examples
+    --------
+    >>> scores = torch.tensor([[2.0, 0.5, 1.0, -1.0]], requires_grad=True)
+    >>> relevance = torch.tensor([[1, 1, 0, 0]])
+    >>> loss = drm_loss(scores, relevance, tau=0.1)
+    >>> round(loss.item(), 3)
+    1.973
+    >>> loss.backward()
+    >>> scores.grad.argmin().item()  # descent raises the positive that is ranked too low
+    1
+    >>> round(drm_loss(torch.tensor([[2.0, 1.0, 0.5, -1.0]]), relevance, tau=0.1).item(), 3)
+    0.0
+    """
+    check_choice("drm_loss", "weight", weight, Weight)
+    check_choice("drm_loss", "reduction", reduction, Reduction)
+    _check_lists("drm_loss", scores, relevance, k, tau, mask, validate)
+    s, y, w, mask = _prepare(scores, relevance, k, weight, mask)
+    loss, _ = _drm_lists(s, y, w, float(tau), mask)
+    return _reduce(loss.to(scores.dtype), reduction)
+
+
+def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = None, *, validate: bool = True) -> Tensor:
+    """Relaxed indicator of the top k of each list: Q = sum_{j<=k} P_j, which sums to k.
+
+    Parameters
+    ----------
+    scores, k, tau, mask, validate : as in `drm_loss`; a list with fewer than k entries sums to their number.
+
+    Returns
+    -------
+    [B, n], not negative; masked entries are 0. It nears the hard 0/1 indicator as tau goes to 0.
+
+    Examples
+    --------
+    >>> soft_topk(torch.tensor([[3.0, 1.0, 2.0]]), k=2, tau=0.5).round(decimals=3)
+    tensor([[0.9870, 0.1070, 0.9060]])
+    """
+    _check_lists("soft_topk", scores, None, k, tau, mask, validate)
+    s, _, w, mask = _prepare(scores, torch.zeros_like(scores), k, "uniform", mask)
+    return _soft_topk(s, w, float(tau), mask).to(scores.dtype)
+
+
+def relaxed_metric(
+    scores: Tensor,
+    relevance: Tensor,
+    k: int | None,
+    tau: float = 1.0,
+    metric: Metric = "ndcg",
+    mask: Tensor | None = None,
+    reduction: Reduction = "mean",
+    *,
+    validate: bool = True,
+) -> Tensor:
+    """Differentiable metric at k, <Q, y> with the metric's rank weights; it nears the metric as tau goes to 0.
+
+    Parameters
+    ----------
+    metric : precision, recall, ndcg or ap. NDCG takes graded relevance as its gains; the others ask only whether it
+        is above 0.
+    scores, relevance, k, tau, mask, reduction, validate : as in `drm_loss`. A list without positives has metric 0,
+        and counts in the mean.
+
+    Returns
+    -------
+    Scalar, or [B] with reduction "none". To maximise, so its negative is a loss.
+
+    Examples
+    --------
+    >>> scores, relevance = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0, 1, 1]])
+    >>> relaxed_metric(scores, relevance, k=2, tau=0.01, metric="recall")
+    tensor(0.5000)
+    """
+    check_choice("relaxed_metric", "metric", metric, Metric)
+    check_choice("relaxed_metric", "reduction", reduction, Reduction)
+    _check_lists("relaxed_metric", scores, relevance, k, tau, mask, validate)
+    gain = relevance if metric == "ndcg" else relevance > 0
+    s, y, w, mask = _prepare(scores, gain, k, metric, mask)
+    value = (_soft_topk(s, w, float(tau), mask) * y).sum(-1)
+    return _reduce(value.to(scores.dtype), reduction)
+
+
+class DRMLoss(torch.nn.Module):
+    """`drm_loss` as a module.
+
+    Examples
+    --------
+    >>> criterion = DRMLoss(k=1, weight="ndcg")
+    >>> criterion
+    DRMLoss(k=1, tau=1.0, weight='ndcg', reduction='mean')
+    >>> criterion(torch.zeros(1, 2), torch.tensor([[1, 0]]))
+    tensor(0.5000)
+    """
+
+    def __init__(
+        self, k: int | None = None, tau: float = 1.0, weight: Weight = "uniform", reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__()
+        check_choice("DRMLoss", "weight", weight, Weight)
+        check_choice("DRMLoss", "reduction", reduction, Reduction)
+        self.k, self.tau, self.weight, self.reduction = k, tau, weight, reduction
+
+    def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `drm_loss`."""
+        return drm_loss(scores, relevance, self.k, self.tau, self.weight, mask, self.reduction)
+
+    def extra_repr(self) -> str:
+        """Settings, for print()."""
+        return f"k={self.k}, tau={self.tau}, weight={self.weight!r}, reduction={self.reduction!r}"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The operations as torch sees them. The weights w are constants: no gradient flows to them.
+
+
+@torch.library.custom_op("drm_triton::soft_topk", mutates_args=())
+def _soft_topk(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
+    return _backend(s).soft_topk_forward(s.contiguous(), _trim(w, s), tau, mask.contiguous())
+
+
+@torch.library.custom_op("drm_triton::soft_topk_backward", mutates_args=())
+def _soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
+    return _backend(s).soft_topk_backward(s.contiguous(), _trim(w, s), tau, mask.contiguous(), q.contiguous())
+
+
+@torch.library.custom_op("drm_triton::drm_lists", mutates_args=())
+def _drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return _backend(s).drm_lists(s.contiguous(), y.contiguous(), _trim(w, s), tau, mask.contiguous())
+
+
+@_soft_topk.register_fake
+def _(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
+    return s.new_empty(s.shape)
+
+
+@_soft_topk_backward.register_fake
+def _(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
+    return s.new_empty(s.shape)
+
+
+@_drm_lists.register_fake
+def _(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return s.new_empty(s.shape[0]), s.new_empty(s.shape)
+
+
+class _Once(torch.autograd.Function):
+    """The gradient as it is; differentiated again it raises, where autograd would take it for a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise NotImplementedError("drm_loss, soft_topk and relaxed_metric have first derivatives only")
+
+
+def _save_soft_topk(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    s, w, ctx.tau, mask = inputs
+    ctx.save_for_backward(s, w, mask)
+
+
+def _backward_soft_topk(ctx: Any, q: Tensor) -> tuple[Tensor, None, None, None]:
+    s, w, mask = ctx.saved_tensors
+    ds = _soft_topk_backward(s.detach(), w, ctx.tau, mask, q.detach())
+    return _Once.apply(ds, s, q), None, None, None
+
+
+def _save_drm_lists(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(inputs[0], output[1])
+
+
+def _backward_drm_lists(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+    s, gradient = ctx.saved_tensors  # the loss came with its gradient, which is left to scale
+    return _Once.apply(d_loss.detach()[:, None] * gradient, s, d_loss), None, None, None, None
+
+
+_soft_topk.register_autograd(_backward_soft_topk, setup_context=_save_soft_topk)
+_drm_lists.register_autograd(_backward_drm_lists, setup_context=_save_drm_lists)
+
+
+def _backend(s: Tensor) -> ModuleType:
+    return _cached_backend(s.device.type, os.environ.get("DRM_BACKEND"))
+
+
+@functools.cache
+def _cached_backend(device: str, environment: str | None) -> ModuleType:
+    return backend_for(device)
+
+
+def _trim(w: Tensor, s: Tensor) -> Tensor:
+    """Leave out the ranks that no list uses: with k = None w comes n wide, as shapes cannot depend on values."""
+    if w.shape[1] == s.shape[1]:
+        used = (w != 0).any(0) * torch.arange(1, w.shape[1] + 1, device=w.device)
+        w = w[:, : max(1, int(used.max()))]
+    return w.contiguous()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Before and after
+
+
+def _prepare(
+    scores: Tensor, relevance: Tensor, k: int | None, weight: Weight, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores [B, n] and relevance [B, n] in the type to compute in, padding zeroed; weights [B, K]; mask [B, n]."""
+    dtype = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
+    s, y = scores.to(dtype), relevance.detach().to(dtype)
+    if mask is None:
+        mask = torch.ones_like(s, dtype=torch.bool)
+        return s, y, rank_weights(s.detach(), y, k, weight, mask), mask
+    s, y = torch.where(mask, s, 0), torch.where(mask, y, 0)  # whatever the padding holds, it ends here
+    w = rank_weights(s.detach(), y, k, weight, mask)
+    # A list that is all padding has weights 0; unmasked, it has a softmax to take, and so loss and gradient 0, not NaN.
+    return s, y, w, mask | ~mask.any(-1, keepdim=True)
+
+
+def _reduce(values: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return values
+    return values.mean() if reduction == "mean" else values.sum()
+
+
+def _check_lists(
+    function: str,
+    scores: Tensor,
+    relevance: Tensor | None,
+    k: int | None,
+    tau: float,
+    mask: Tensor | None,
+    validate: bool,
+) -> None:
+    """Raise InputError unless the arguments make sense; values of tensors are looked at only if `validate`."""
+    if torch.compiler.is_compiling():
+        return
+    if scores.ndim != 2 or 0 in scores.shape:
+        raise InputError(f"{function}: scores must be [B, n], B and n at least 1, got shape {list(scores.shape)}")
+    if scores.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise InputError(f"{function}: scores must be float16, bfloat16, float32 or float64, got {scores.dtype}")
+    for name, other in (("relevance", relevance), ("mask", mask)):
+        if other is not None and other.shape != scores.shape:
+            seen = f"{list(scores.shape)} and {list(other.shape)}"
+            raise InputError(f"{function}: scores and {name} must have the same shape, got {seen}")
+        if other is not None and other.device != scores.device:
+            seen = f"{scores.device} and {other.device}"
+            raise InputError(f"{function}: scores and {name} must be on the same device, got {seen}")
+    if relevance is not None and relevance.dtype.is_complex:
+        raise InputError(f"{function}: relevance must be bool, integer or float, got {relevance.dtype}")
+    if mask is not None and mask.dtype != torch.bool:
+        raise InputError(f"{function}: mask must be bool, True where an entry exists, got {mask.dtype}")
+    n = scores.shape[1]
+    own_k = k is None and relevance is not None
+    if not own_k and not (isinstance(k, Integral) and 1 <= k <= n):
+        raise InputError(f"{function}: k must be an integer from 1 to the list length {n}, got {k!r}")
+    if not (isinstance(tau, Real) and 0 < tau < float("inf")):
+        raise InputError(f"{function}: tau must be a positive finite number, got {tau!r}")
+    if validate:
+        _check_values(function, scores, relevance, mask)
+
+
+def _check_values(function: str, scores: Tensor, relevance: Tensor | None, mask: Tensor | None) -> None:
+    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    broken = {"scores must be finite": (scores, exists & ~scores.isfinite())}
+    if relevance is not None:
+        broken["relevance must be finite and at least 0"] = (
+            relevance,
+            exists & ~((relevance >= 0) & relevance.isfinite()),
+        )
+    if mask is not None:
+        broken["mask must leave at least one entry in each list"] = (mask, ~mask.any(-1, keepdim=True))
+    found = torch.stack([where.any() for _, where in broken.values()]).tolist()  # the one wait for the device
+    for (rule, (tensor, where)), is_broken in zip(broken.items(), found, strict=True):
+        if is_broken:
+            row, column = where.nonzero()[0].tolist()
+            raise InputError(f"{function}: {rule}, got {tensor[row, column].item()} at row {row}, column {column}")

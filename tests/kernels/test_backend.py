@@ -1,0 +1,132 @@
+"""Choice of backend: what is asked for is given, or the reason why not."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from drm_triton import kernels
+from drm_triton.errors import InputError
+from drm_triton.kernels import backend_for, get_backend, reference, why_not
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    monkeypatch.delenv("DRM_BACKEND", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def stub_backends(monkeypatch):
+    """Make every backend usable and importing it give its name, so that only the choice is tested."""
+    monkeypatch.setattr(kernels, "why_not", lambda name: None)
+    monkeypatch.setattr(kernels.importlib, "import_module", lambda name: name)
+
+
+def hide(monkeypatch, package):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+
+
+def pretend_gpu(monkeypatch, available=True, capability=(9, 0)):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+
+def test_reference_is_always_usable_and_whole():
+    assert why_not("reference") is None
+    assert get_backend("reference") is reference
+
+
+@pytest.mark.parametrize("name", ["cpu", "triton"])
+def test_backends_offer_every_operation_or_say_what_is_missing(name):
+    reason = why_not(name)
+    if reason is None:
+        assert all(callable(getattr(get_backend(name), operation)) for operation in kernels.OPERATIONS)
+    else:
+        with pytest.raises(InputError, match="cannot be used"):
+            get_backend(name)
+
+
+def test_argument_beats_environment(monkeypatch):
+    monkeypatch.setenv("DRM_BACKEND", "triton")
+    assert get_backend("reference") is reference
+    monkeypatch.setenv("DRM_BACKEND", "reference")
+    assert get_backend() is reference
+    monkeypatch.setenv("DRM_BACKEND", "")
+    assert backend_for("mps") is reference
+
+
+@pytest.mark.usefixtures("stub_backends")
+def test_auto_is_triton_with_a_gpu_and_cpu_without(monkeypatch):
+    pretend_gpu(monkeypatch, available=False)
+    assert get_backend("auto") == get_backend() == kernels.BACKENDS["cpu"]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # a tool for tests, never chosen by itself
+    assert get_backend("auto") == kernels.BACKENDS["cpu"]
+    pretend_gpu(monkeypatch)
+    assert get_backend("auto") == kernels.BACKENDS["triton"]
+
+
+@pytest.mark.usefixtures("stub_backends")
+def test_tensors_are_served_where_they_lie(monkeypatch):
+    assert [backend_for(device) for device in ("cuda", "cpu", "mps")] == list(
+        map(kernels.BACKENDS.get, ("triton", "cpu", "reference"))
+    )
+    monkeypatch.setenv("DRM_BACKEND", "cpu")
+    with pytest.raises(InputError, match="cpu computes on cpu tensors, got cuda tensors"):
+        backend_for("cuda")
+    monkeypatch.setenv("DRM_BACKEND", "triton")
+    with pytest.raises(InputError, match="triton computes on cuda tensors, got cpu tensors"):
+        backend_for("cpu")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backend_for("cpu") == kernels.BACKENDS["triton"]
+
+
+def test_unusable_fast_backend_leaves_tensors_to_the_reference(monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda name: None if name == "reference" else "broken")
+    assert backend_for("cuda") is backend_for("cpu") is reference
+
+
+def test_reasons(monkeypatch):
+    if torch.version.cuda is None and torch.version.hip is None:
+        assert "built without CUDA or ROCm" in why_not("triton")
+    pretend_gpu(monkeypatch, available=False)
+    assert "torch sees no GPU" in why_not("triton")
+    pretend_gpu(monkeypatch, capability=(6, 1))
+    assert "this one has 6.1" in why_not("triton")
+    hide(monkeypatch, "triton")
+    assert "Triton is not installed" in why_not("triton")
+    hide(monkeypatch, "numba")
+    assert "Numba is not installed" in why_not("cpu")
+
+
+def test_backend_that_fails_to_import_is_reported(monkeypatch):
+    def fail(name):
+        raise ImportError("Numba needs NumPy 2.3 or less")
+
+    monkeypatch.setattr(kernels.importlib, "import_module", fail)
+    assert why_not("cpu") == "it fails to import: Numba needs NumPy 2.3 or less"
+
+
+def test_unusable_or_unknown_choice_says_why_and_where_it_came_from(monkeypatch):
+    hide(monkeypatch, "triton")
+    with pytest.raises(InputError, match=r"^backend: triton cannot be used: Triton is not installed"):
+        get_backend("triton")
+    with pytest.raises(InputError, match=r"^backend must be auto, reference, triton, cpu, got 'cuda'"):
+        get_backend("cuda")
+    monkeypatch.setenv("DRM_BACKEND", "gpu")
+    with pytest.raises(InputError, match=r"^environment variable DRM_BACKEND must be .* got 'gpu'"):
+        get_backend()
+    with pytest.raises(InputError, match=r"^environment variable DRM_BACKEND must be"):
+        backend_for("cpu")
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, drm_triton.kernels; print([m for m in ('torch', 'triton', 'numba') if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert run.stdout.strip() == "[]"
