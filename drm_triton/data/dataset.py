@@ -183,7 +183,9 @@ class Dataset:
             indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
             indices = store.open_array(path, f"{name}.indices", "<i4", size)
             if indptr[0] != 0 or indptr[-1] != size:
-                raise InputError(f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again")
+                raise InputError(
+                    f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again"
+                )
             splits[name] = CSR(indptr, indices, (n_users, n_items))
         for name, rows in (("users", n_users), ("items", n_items)):
             if (found := store.table_length(path, name)) != rows:
@@ -313,7 +315,9 @@ def _indptr_indices(name: str, matrix: Any) -> tuple[NDArray[np.int64], NDArray[
         matrix = matrix.tocsr()
         return matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
     if not isinstance(matrix, Sequence) or len(matrix) != 2:
-        raise InputError(f"from_csr: {name} must be a scipy sparse matrix or a pair (indptr, indices), not {type(matrix)}")
+        raise InputError(
+            f"from_csr: {name} must be a scipy sparse matrix or a pair (indptr, indices), not {type(matrix)}"
+        )
     return np.asarray(matrix[0], dtype=np.int64), np.asarray(matrix[1], dtype=np.int64)
 
 

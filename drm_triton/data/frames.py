@@ -95,7 +95,9 @@ def find_columns(
         if name is not None:
             matches = [c for c in columns if c == name] or [c for c in columns if _plain(c) == _plain(name)]
             if len(matches) != 1:
-                raise InputError(f"{where} has no column {name!r} (asked for by {option}{role}); its columns are {seen}")
+                raise InputError(
+                    f"{where} has no column {name!r} (asked for by {option}{role}); its columns are {seen}"
+                )
             found[role] = matches[0]
             continue
         matches = [c for c in columns if _plain(c) in SPELLINGS[role]]
@@ -112,14 +114,20 @@ def find_columns(
             )
             raise InputError(f"{problem}; name it with {option}{role}{_headerless(columns, matches)}")
     if found["user"] == found["item"]:
-        raise InputError(f"{where}: column {found['user']!r} cannot be both user and item; name them with {option}user, {option}item")
+        raise InputError(
+            f"{where}: column {found['user']!r} cannot be both user and item; name them with {option}user, {option}item"
+        )
     return found
 
 
 def _headerless(columns: Sequence[str], matches: Sequence[str]) -> str:
     """Hint for a file whose first row is data."""
     data_like = not matches and any(c.strip().lstrip("-").replace(".", "", 1).isdigit() for c in columns)
-    return ", or, as the first row looks like data, give --columns user,item,... for a file without header" if data_like else ""
+    return (
+        ", or, as the first row looks like data, give --columns user,item,... for a file without header"
+        if data_like
+        else ""
+    )
 
 
 def _plain(name: str) -> str:

@@ -140,7 +140,12 @@ def _collect(raw: Raw, options: Options) -> pl.DataFrame:
     for column, role in (("keep", "rating"), ("time", "timestamp")):
         if column in frame.columns and frame[column].null_count():
             expression = next(e for e in extra if e.meta.output_name() == column)
-            _fail_at(raw, expression.is_null(), role, f"has a {role} that is " + ("not a number" if column == "keep" else "missing or not a time"))
+            _fail_at(
+                raw,
+                expression.is_null(),
+                role,
+                f"has a {role} that is " + ("not a number" if column == "keep" else "missing or not a time"),
+            )
     return frame
 
 
@@ -178,7 +183,9 @@ def _id(column: pl.Expr, dtype: pl.DataType, whole: bool, raw: Raw) -> pl.Expr:
     if dtype.is_float():  # pandas makes whole numbers float when one is missing
         return pl.when(column == column.floor()).then(column.cast(pl.Int64, strict=False))
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
-        raise InputError(f"{raw.parts[0][0]} has ids of type {dtype}, which cannot be used: make them whole numbers or text")
+        raise InputError(
+            f"{raw.parts[0][0]} has ids of type {dtype}, which cannot be used: make them whole numbers or text"
+        )
     text = column.cast(pl.String)
     if whole:
         return pl.when(text.str.contains(WHOLE_NUMBER)).then(text.cast(pl.Int64, strict=False))
@@ -220,7 +227,9 @@ def _fail_at(raw: Raw, bad: pl.Expr, role: str, problem: str) -> None:
             row, value = shown["row"][0] + 1, shown[role][0]
             seen = "" if value is None or value == "" else f" ({value!r})"
             advice = (
-                "correct or remove that row" if role in ("user", "item") else f"correct it, or name another column with --{role}"
+                "correct or remove that row"
+                if role in ("user", "item")
+                else f"correct it, or name another column with --{role}"
             )
             raise InputError(f"row {row:,} of {name} (the header not counted) {problem}{seen}: {advice}")
     raise InputError(f"a row of {raw.parts[0][0]} {problem}: correct or remove it")
