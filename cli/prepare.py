@@ -1,16 +1,15 @@
 """`drm-triton prepare`: turn a source's files into a data set."""
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from drm_triton.errors import InputError
 
-Split = Enum("Split", {name: name for name in ("random", "per-user", "leave-last", "time", "users")}, type=str)
-Leading = Enum("Leading", {name: name for name in ("user", "count", "none")}, type=str)
+Split = Literal["random", "per-user", "leave-last", "time", "users"]
+Leading = Literal["user", "count", "none"]
 
 _READING = "Reading the files"
 _KEEPING = "What to keep, and how to split it"
@@ -23,16 +22,16 @@ def prepare(
     ] = None,
     raw: Annotated[
         list[str] | None,
-        typer.Option(help="File, glob, folder or zip to read; may be repeated. [default: data/raw/SOURCE]"),
+        typer.Option(help="File, glob, folder or zip to read; may be repeated. (default: data/raw/SOURCE)"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write. [default: data/SOURCE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory to write. (default: data/SOURCE)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
     list_sources: Annotated[bool, typer.Option("--list", help="Show the sources and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
     min_rating: Annotated[
         float | None,
-        typer.Option(help="Keep rows rated at least this. [default: the source's]", rich_help_panel=_KEEPING),
+        typer.Option(help="Keep rows rated at least this. (default: the source's)", rich_help_panel=_KEEPING),
     ] = None,
     min_user: Annotated[
         int | None, typer.Option(help="Keep users with so many items, iterated (k-core).", rich_help_panel=_KEEPING)
@@ -47,7 +46,7 @@ def prepare(
             "time: the newest of all; users: whole users.",
             rich_help_panel=_KEEPING,
         ),
-    ] = Split["random"],
+    ] = "random",
     ratios: Annotated[str, typer.Option(help="Shares of train/valid/test.", rich_help_panel=_KEEPING)] = "70/10/20",
     seed: Annotated[int, typer.Option(help="Seed of the split and of generated data.", rich_help_panel=_KEEPING)] = 0,
     user: Annotated[str | None, typer.Option(help="Column of the users.", rich_help_panel=_READING)] = None,
@@ -70,7 +69,7 @@ def prepare(
     ] = None,
     leading: Annotated[
         Leading | None,
-        typer.Option(help="What a line of source lists begins with. [default: user]", rich_help_panel=_READING),
+        typer.Option(help="What a line of source lists begins with. (default: user)", rich_help_panel=_READING),
     ] = None,
     titles: Annotated[
         str | None, typer.Option(help="Table of item ids and titles, for source table.", rich_help_panel=_READING)
@@ -109,7 +108,7 @@ def prepare(
         min_rating=chosen.min_rating if min_rating is None else min_rating,
         min_user=chosen.min_user if min_user is None else min_user,
         min_item=chosen.min_item if min_item is None else min_item,
-        split=split.value,  # type: ignore[arg-type]
+        split=split,
         ratios=_shares(ratios),
         seed=seed,
     )
@@ -135,9 +134,7 @@ def prepare(
 
             raw = [str(fetch_source(chosen, preparation.raw_dir(chosen), report))]
         paths = raw or [str(p) for p in preparation.find_raw(chosen)]
-        reading = Reading(
-            user, item, rating, timestamp, _names(columns), separator, encoding, leading and leading.value, titles
-        )
+        reading = Reading(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
         data = preparation.prepare(chosen, paths, out, reading, options, overwrite, report)
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))

@@ -8,6 +8,7 @@ import fnmatch
 import glob
 import gzip
 import hashlib
+import io
 import lzma
 import shutil
 import zipfile
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import polars as pl
 
@@ -31,11 +32,7 @@ _MAGIC: dict[bytes, str] = {
     b"PAR1": "parquet",
     b"7z\xbc\xaf": "7z",
 }
-_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {
-    "gzip": lambda path: gzip.open(path, "rb"),  # type: ignore[dict-item, return-value]
-    "bz2": lambda path: bz2.open(path, "rb"),
-    "xz": lambda path: lzma.open(path, "rb"),
-}
+_OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 
 
 @dataclass(frozen=True)
@@ -161,14 +158,11 @@ class Inputs:
         if source.kind == "zstd":
             raise InputError(f"{source.name} must be plain UTF-8 to be read compressed with zstd: unpack it first")
         target = self.scratch / f"{len(list(self.scratch.iterdir()))}-{source.path.name}"
-        opener = _OPENERS.get(source.kind, lambda path: path.open("rb"))
-        with reading(source.name), opener(source.path) as packed:
+        with reading(source.name), _OPENERS.get(source.kind, open)(source.path, "rb") as packed:
             if encoding == "utf-8":
                 with target.open("wb") as plain:
                     shutil.copyfileobj(packed, plain, 1 << 20)
             else:
-                import io
-
                 with target.open("w", encoding="utf-8", newline="") as text:
                     shutil.copyfileobj(io.TextIOWrapper(packed, encoding, newline=""), text, 1 << 20)
         return target

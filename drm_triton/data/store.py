@@ -62,7 +62,7 @@ def atomic_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
         for file in made.iterdir():
             _sync(file)
         _sync(made)
-        made.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        made.chmod(0o777 & ~umask())  # mkdtemp makes it private
         _swap(made, path)
         _sync(path.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -169,7 +169,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Return the permissions that new files must not have; the system tells only by setting them."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

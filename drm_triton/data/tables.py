@@ -9,15 +9,13 @@ from dataclasses import dataclass
 import polars as pl
 
 from drm_triton.data.files import Input, Inputs, reading
-from drm_triton.data.frames import ROLES, SPELLINGS, Raw, _plain, find_columns
+from drm_triton.data.frames import ROLES, Raw, find_columns, plain, spells
 from drm_triton.errors import InputError
 
 SEPARATORS = ("::", "\t", "|", ";", ",", " ")  # tried in this order; " " means any run of blanks
 _NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".psv": "|", ".tab": "\t"}
-_TITLE = frozenset(
-    "title name itemtitle itemname movietitle artistname songname trackname booktitle producttitle".split()
-)
+_TITLES = frozenset("title name itemtitle itemname movietitle artistname songname trackname booktitle".split())  # noqa: SIM905
 _LINE = "line"
 
 
@@ -65,12 +63,13 @@ def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
     frame, _ = scan(inputs, file, how)
     with reading(file.name):
         columns = frame.collect_schema().names()
-    title = next((c for c in columns if _plain(c) in _TITLE), None)
-    item = next((c for c in columns if _plain(c) == "id"), None)
-    item = item or next((c for c in columns if _plain(c) in SPELLINGS["item"]), None)
+    title = next((c for c in columns if plain(c) in _TITLES), None)
+    item = next((c for c in columns if plain(c) == "id"), None)
+    item = item or next((c for c in columns if spells(c, "item")), None)
     if title is None or item is None:
         raise InputError(
-            f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); its columns are {columns}"
+            f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
+            f"its columns are {columns}"
         )
     return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
 
@@ -188,10 +187,11 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> pl.LazyFrame:
         return frame.rename(dict(zip(columns, _padded(names, len(columns)), strict=True)))
     if repeated := sorted({c for c in first if first.count(c) > 1 and any(c == x for x in first)}):
         frame = frame.rename({c: c.strip() for c in columns})
-        roles = [c for c in repeated if any(_plain(c) in spellings for spellings in SPELLINGS.values())]
+        roles = [c for c in repeated if any(spells(c, role) for role in ROLES)]
         if roles:
             raise InputError(
-                f"{file.name} has several columns named {roles[0]!r}: rename one, or give --columns for a file without header"
+                f"{file.name} has several columns named {roles[0]!r}: rename one, or remove the header "
+                "and give --columns"
             )
     return frame.rename({c: c.strip() for c in columns if c != c.strip()})
 
@@ -200,13 +200,14 @@ def _check_positions(name: str, names: list[str], first: list[str]) -> None:
     """Refuse column names that cannot fit, and names for a file that has its own."""
     if not {"user", "item"} <= set(names) or any(names.count(role) > 1 for role in ROLES):
         raise InputError(
-            f"--columns {','.join(names)} must name user and item, each role once, for example user,item,rating,timestamp"
+            f"--columns {','.join(names)} must name user and item, each role once, for example "
+            "user,item,rating,timestamp"
         )
     if len(names) > len(first):
         raise InputError(
             f"--columns names {len(names)} columns and {name} has {len(first)}: {first}; check --separator"
         )
-    spelled = [{role for role in ROLES if _plain(field) in SPELLINGS[role]} for field in first]
+    spelled = [{role for role in ROLES if spells(field, role)} for field in first]
     if {"user"} in spelled and {"item"} in spelled:
         raise InputError(
             f"{name} begins with a header, {first}: leave --columns out, or name columns with --user and --item"

@@ -27,7 +27,7 @@ def read_epinion(inputs: Inputs, how: Reading) -> Raw:
 
 
 def read(inputs: Inputs, how: Reading) -> Raw:
-    """Read ``user item rating`` text, or a .mat whose matrix has columns user, item, category, rating, helpfulness, time."""
+    """Read lines ``user item rating``, or a .mat with columns user, item, category, rating, helpfulness, time."""
     file = inputs.find(["*rating*.mat", "ratings_data.txt", "ratings_data.txt.*", "*.mat"], "ratings")
     if file.suffix == ".mat":
         return Raw([(file.name, _read_mat(file))], files=[file.on_disk])

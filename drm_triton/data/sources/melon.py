@@ -15,7 +15,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     """Read train.json: playlist ``id`` and ``songs``; titles of songs are not in it."""
     file = inputs.find(["train.json", "train.json.gz", "*.json"], "Melon's playlists")
     path = inputs.unpack(file) if file.kind == "gzip" else file.path
-    wanted = {"id": pl.Int64, "songs": pl.List(pl.Int64)}
+    wanted: dict[str, pl.DataType] = {"id": pl.Int64(), "songs": pl.List(pl.Int64())}
     with reading(file.name):
         playlists = pl.read_json(path, schema=wanted)
     if playlists["songs"].null_count() == len(playlists):
@@ -35,6 +35,6 @@ MELON = Source(
     layout="JSON array of objects with id, songs, tags, plylst_title, like_cnt, updt_date",
     read=read,
     wanted="train.json",
-    # The paper does not say which playlists and songs it left out of the file's 115,071 playlists; no filter is assumed.
+    # The paper does not say which of the file's 115,071 playlists and their songs it left out: no filter is assumed.
     published=Published(104_000, 81_200, 4_100_000),
 )

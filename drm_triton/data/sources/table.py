@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from drm_triton.data.files import Inputs
 from drm_triton.data.frames import Raw
 from drm_triton.data.sources.base import Source
