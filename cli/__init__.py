@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from drm_triton._version import __version__
+from drm_triton.cli.info import info
+from drm_triton.cli.prepare import prepare
 from drm_triton.errors import DrmError
 
 app = typer.Typer(
@@ -31,6 +33,10 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command()(prepare)
+app.command()(info)
 
 
 def main() -> None:

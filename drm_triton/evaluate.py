@@ -89,7 +89,7 @@ def evaluate(
 def membership(items: NDArray[np.int32], sets: CSR) -> NDArray[np.bool_]:
     """Whether items[r, c] is in row r of `sets`: [m, k]."""
     n_rows, n_items = sets.shape
-    keys = np.repeat(np.arange(n_rows), sets.degrees()) * n_items + sets.indices  # ascending, as rows and items are
+    keys = sets.keys()
     wanted = np.arange(n_rows)[:, None] * n_items + items
     found = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
     return (items >= 0) & (keys[found] == wanted) if len(keys) else np.zeros(items.shape, dtype=bool)

@@ -3,86 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.data import store
+from drm_triton.data.csr import CSR, columns_of
 from drm_triton.data.split import PAPER_RATIOS, SplitName
 from drm_triton.errors import InputError
 
-if TYPE_CHECKING:
-    import scipy.sparse
-
-
-@dataclass(frozen=True)
-class CSR:
-    """A binary sparse matrix by rows: row u holds columns ``indices[indptr[u]:indptr[u + 1]]``, increasing.
-
-    Attributes
-    ----------
-    indptr : int64 [rows + 1]
-    indices : int32 [nnz]
-    shape : (rows, columns)
-    """
-
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    shape: tuple[int, int]
-
-    @property
-    def nnz(self) -> int:
-        """The number of interactions."""
-        return len(self.indices)
-
-    def row(self, u: int) -> NDArray[np.int32]:
-        """The columns of row `u`: int32 [degree of u]."""
-        return self.indices[self.indptr[u] : self.indptr[u + 1]]
-
-    def degrees(self) -> NDArray[np.int64]:
-        """The number of interactions of each row: int64 [rows]."""
-        return np.diff(self.indptr)
-
-    def to_scipy(self, dtype: Any = np.float32) -> scipy.sparse.csr_matrix:
-        """Return a scipy matrix of ones of the same shape."""
-        import scipy.sparse
-
-        # scipy takes int32 row pointers together with int32 columns, and copies both to int64 otherwise
-        small = self.nnz <= np.iinfo(np.int32).max
-        indptr = self.indptr.astype(np.int32) if small else self.indptr
-        return scipy.sparse.csr_matrix((np.ones(self.nnz, dtype), self.indices, indptr), shape=self.shape)
-
-    def take(self, rows: NDArray[np.int64]) -> CSR:
-        """Return the given rows, in that order: CSR [len(rows), columns]."""
-        degrees = self.degrees()[rows]
-        indptr = np.concatenate([[0], np.cumsum(degrees)])
-        within = np.arange(indptr[-1]) - np.repeat(indptr[:-1], degrees)
-        return CSR(indptr, self.indices[np.repeat(self.indptr[rows], degrees) + within], (len(rows), self.shape[1]))
-
-    def union(self, other: CSR) -> CSR:
-        """Return the interactions of both; they must be disjoint, as the splits of a data set are."""
-        rows = np.repeat(np.arange(self.shape[0]), self.degrees()), np.repeat(np.arange(self.shape[0]), other.degrees())
-        keys = np.concatenate([rows[0] * self.shape[1] + self.indices, rows[1] * self.shape[1] + other.indices])
-        keys.sort()
-        return CSR.from_pairs(*np.divmod(keys, max(self.shape[1], 1)), self.shape)
-
-    @classmethod
-    def from_pairs(cls, rows: NDArray, columns: NDArray, shape: tuple[int, int]) -> CSR:
-        """Build from pairs [n] sorted by row, then column."""
-        indptr = np.zeros(shape[0] + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
-        return cls(indptr, columns.astype(np.int32, copy=False), shape)
-
-    @classmethod
-    def empty(cls, shape: tuple[int, int]) -> CSR:
-        """A matrix without interactions."""
-        return cls(np.zeros(shape[0] + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), shape)
+__all__ = ["CSR", "Dataset"]
 
 
 class Dataset:
@@ -197,12 +131,14 @@ class Dataset:
             indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
             indices = store.open_array(path, f"{name}.indices", "<i4", size)
             if indptr[0] != 0 or indptr[-1] != size:
-                raise InputError(f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again")
+                raise InputError(
+                    f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again"
+                )
             splits[name] = CSR(indptr, indices, (n_users, n_items))
         for name, rows in (("users", n_users), ("items", n_items)):
             if (found := store.table_length(path, name)) != rows:
                 raise InputError(f"{path / name}.parquet has {found} rows and not {rows}: prepare the data set again")
-        return cls(**splits, meta=meta, path=path)
+        return cls(splits["train"], splits["valid"], splits["test"], meta=meta, path=path)
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the data set to a directory, atomically; an existing one is replaced only if `overwrite`."""
@@ -289,22 +225,18 @@ class Dataset:
         (array([0, 1], dtype=int32), ['x', 'y'])
         """
         given = {name: m for name, m in zip(store.SPLIT_NAMES, (train, valid, test), strict=True) if m is not None}
-        pairs = {name: _indptr_indices(name, matrix) for name, matrix in given.items()}
-        widths = [int(m.shape[1]) for m in given.values() if hasattr(m, "shape")]
-        if n_items is None and item_ids is not None:
-            n_items = len(item_ids)
         if n_items is None:
-            n_items = max([*widths, *(int(indices.max(initial=-1)) + 1 for _, indices in pairs.values())])
-        shape = (len(pairs["train"][0]) - 1, n_items)
-        matrices = {name: _checked(name, *pair, shape) for name, pair in pairs.items()}
-        if any(width != n_items for width in widths):
-            raise InputError(f"from_csr: matrices of {widths} columns do not fit {n_items} items")
+            n_items = len(item_ids) if item_ids is not None else max(columns_of(m) for m in given.values())
+        matrices = {name: CSR.from_any(matrix, n_items, name) for name, matrix in given.items()}
+        shape = matrices["train"].shape
+        if any(m.shape != shape for m in matrices.values()):
+            raise InputError(f"from_csr: the splits differ in shape: {[m.shape for m in matrices.values()]}")
         overlap = sum(m.to_scipy(np.int8) for m in matrices.values())
         if overlap.nnz and overlap.max() > 1:
             raise InputError("from_csr: train, valid and test share interactions; each may stand in one of them only")
-        tables = [_given_ids("user", user_ids, shape[0]), _given_ids("item", item_ids, n_items)]
-        splits = {name: matrices.get(name, CSR.empty(shape)) for name in store.SPLIT_NAMES}
-        return cls(**splits, users=tables[0], items=tables[1], meta={"source": "csr"})
+        splits = [matrices.get(name) or CSR.empty(shape) for name in store.SPLIT_NAMES]
+        users, items = _given_ids("user", user_ids, shape[0]), _given_ids("item", item_ids, n_items)
+        return cls(splits[0], splits[1], splits[2], users, items, meta={"source": "csr"})
 
 
 def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
@@ -322,26 +254,6 @@ def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
     return series.to_frame()
 
 
-def _indptr_indices(name: str, matrix: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if hasattr(matrix, "tocsr"):
-        matrix = matrix.tocsr()
-        return matrix.indptr.astype(np.int64), matrix.indices.astype(np.int64)
-    if not isinstance(matrix, Sequence) or len(matrix) != 2:
-        raise InputError(f"from_csr: {name} must be a scipy sparse matrix or a pair (indptr, indices), not {type(matrix)}")
-    return np.asarray(matrix[0], dtype=np.int64), np.asarray(matrix[1], dtype=np.int64)
-
-
-def _checked(name: str, indptr: NDArray[np.int64], indices: NDArray[np.int64], shape: tuple[int, int]) -> CSR:
-    """Verify row pointers and columns, sort each row and drop repeats."""
-    if len(indptr) != shape[0] + 1 or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
-        raise InputError(f"from_csr: {name}'s row pointers must rise from 0 to {len(indices)} over {shape[0]} rows")
-    if len(indices) and not 0 <= indices.min() <= indices.max() < shape[1]:
-        raise InputError(f"from_csr: {name} has item {indices.max()} outside 0..{shape[1] - 1}")
-    keys = np.unique(np.repeat(np.arange(shape[0]), np.diff(indptr)) * shape[1] + indices)
-    rows, columns = np.divmod(keys, max(shape[1], 1))
-    return CSR.from_pairs(rows, columns, shape)
-
-
 def _encode(ids: Any, known: pl.Series, kind: str) -> NDArray[np.int32]:
     asked = pl.Series("id", list(ids) if not isinstance(ids, pl.Series) else ids, strict=False)
     if asked.is_empty():
@@ -356,8 +268,8 @@ def _encode(ids: Any, known: pl.Series, kind: str) -> NDArray[np.int32]:
         names = ", ".join(repr(v) for v in unknown.head(5))
         example = repr(known[0]) if len(known) else "none"
         raise InputError(
-            f"unknown {kind} id{'s' if len(unknown) > 1 else ''}: {names}{more}; the data set has {len(known):,} {kind}s "
-            f"({known.dtype} ids such as {example})"
+            f"unknown {kind} id{'s' if len(unknown) > 1 else ''}: {names}{more}; the data set has "
+            f"{len(known):,} {kind}s ({known.dtype} ids such as {example})"
         )
     return codes.to_numpy().astype(np.int32)
 

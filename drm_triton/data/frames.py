@@ -13,28 +13,20 @@ from drm_triton.errors import InputError
 
 ROLES = ("user", "item", "rating", "timestamp")
 
-# Usual spellings, compared without case, spaces, dots, dashes and underscores.
+# Usual spellings, compared without case, spaces, dots, dashes and underscores; "userId" is "user" with an id.
 SPELLINGS: dict[str, frozenset[str]] = {
-    "user": frozenset(
-        "user userid users uid u customer customerid client clientid member memberid reviewer reviewerid visitor "
-        "visitorid account accountid profile profileid player playerid listener listenerid reader readerid person "
-        "personid playlist playlistid session sessionid viewer viewerid".split()
-    ),
-    "item": frozenset(
-        "item itemid items iid i movie movieid film filmid product productid asin parentasin song songid track trackid "
-        "artist artistid album albumid book bookid isbn business businessid anime animeid game gameid app appid article "
-        "articleid news newsid video videoid recipe recipeid model modelid mid show showid post postid photo photoid poi "
-        "poiid venue venueid location locationid restaurant restaurantid beer beerid hotel hotelid sku ad adid doc "
-        "docid document documentid content contentid course courseid job jobid".split()
-    ),
-    "rating": frozenset(
-        "rating ratings rate score scores stars star starrating overall weight value preference plays playcount "
-        "reviewscore reviewrating userrating".split()
-    ),
-    "timestamp": frozenset(
-        "timestamp time ts date datetime unixtime unixreviewtime reviewtime eventtime createdat created reviewdate "
-        "createtime ratedat tstamp when".split()
-    ),
+    role: frozenset(words.split())
+    for role, words in {
+        "user": "user users u customer client member reviewer visitor account profile player listener reader person "
+        "playlist session viewer subscriber",
+        "item": "item items i movie m film product asin parentasin song track artist album book isbn business anime "
+        "game app article news video recipe model show post photo poi venue location restaurant beer hotel sku ad doc "
+        "document content course job",
+        "rating": "rating ratings rate score scores stars star starrating overall weight value preference plays "
+        "playcount reviewscore reviewrating userrating",
+        "timestamp": "timestamp time ts date datetime unixtime unixreviewtime reviewtime eventtime createdat created "
+        "reviewdate createtime ratedat tstamp when",
+    }.items()
 }
 
 
@@ -93,15 +85,14 @@ def find_columns(
     for role in ROLES:
         name = given.get(role)
         if name is not None:
-            matches = [c for c in columns if c == name] or [c for c in columns if _plain(c) == _plain(name)]
+            matches = [c for c in columns if c == name] or [c for c in columns if plain(c) == plain(name)]
             if len(matches) != 1:
-                raise InputError(f"{where} has no column {name!r} (asked for by {option}{role}); its columns are {seen}")
+                raise InputError(
+                    f"{where} has no column {name!r} (asked for by {option}{role}); its columns are {seen}"
+                )
             found[role] = matches[0]
             continue
-        matches = [c for c in columns if _plain(c) in SPELLINGS[role]]
-        exact = [c for c in matches if _plain(c) in (role, f"{role}id")]
-        if len(matches) > 1 and len(exact) == 1 and role in ("rating", "timestamp"):
-            matches = exact
+        matches = [c for c in columns if spells(c, role)]
         if len(matches) == 1:
             found[role] = matches[0]
         elif role in ("user", "item"):
@@ -112,17 +103,36 @@ def find_columns(
             )
             raise InputError(f"{problem}; name it with {option}{role}{_headerless(columns, matches)}")
     if found["user"] == found["item"]:
-        raise InputError(f"{where}: column {found['user']!r} cannot be both user and item; name them with {option}user, {option}item")
+        raise InputError(
+            f"{where}: column {found['user']!r} cannot be both user and item; name them with {option}user, {option}item"
+        )
     return found
 
 
 def _headerless(columns: Sequence[str], matches: Sequence[str]) -> str:
     """Hint for a file whose first row is data."""
     data_like = not matches and any(c.strip().lstrip("-").replace(".", "", 1).isdigit() for c in columns)
-    return ", or, as the first row looks like data, give --columns user,item,... for a file without header" if data_like else ""
+    return (
+        ", or, as the first row looks like data, give --columns user,item,... for a file without header"
+        if data_like
+        else ""
+    )
 
 
-def _plain(name: str) -> str:
+def spells(name: str, role: str) -> bool:
+    """Whether a column's name is a usual spelling of a role.
+
+    Examples
+    --------
+    >>> spells("movieId", "item"), spells("User_ID", "user"), spells("title", "item")
+    (True, True, False)
+    """
+    word = plain(name)
+    return word in SPELLINGS[role] or (role in ("user", "item") and word.removesuffix("id") in SPELLINGS[role])
+
+
+def plain(name: str) -> str:
+    """Reduce a column's name to its letters and digits, in one case."""
     return "".join(ch for ch in name.casefold() if ch.isalnum())
 
 

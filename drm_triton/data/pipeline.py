@@ -7,6 +7,7 @@ these puts duplicates side by side and leaves the rows of a CSR matrix in order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.files import reading
 from drm_triton.data.frames import Raw
 from drm_triton.data.split import NEEDS_TIME, PAPER_RATIOS, SPLITS, SplitName, check_ratios, split
 from drm_triton.errors import InputError
@@ -59,7 +61,7 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
         frame = _collect(raw, options)
         step.note(f"{len(frame):,} rows")
     with report.step("filter") as step:
-        user_ids, item_ids = (_sorted_ids(frame, role, raw) for role in ("user", "item"))
+        user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
         record("read", len(frame), len(user_ids), len(item_ids))
         codes = _encode(frame, user_ids, item_ids)
         del frame
@@ -91,7 +93,7 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
 
 
 def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
-    """Mark the interactions [n] of the largest part where every user has `min_user` and every item `min_item` of them."""
+    """Mark the interactions [n] of the largest part where each user has `min_user` and each item `min_item` of them."""
     kept = np.ones(len(users), dtype=bool)
     u, i = users, items
     while True:
@@ -103,45 +105,56 @@ def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, 
 
 
 def _collect(raw: Raw, options: Options) -> pl.DataFrame:
-    """Read the columns needed: user, item, and as asked keep (rating high enough), rating, time."""
+    """Read the columns needed: user, item, and as asked keep (rating high enough), rating, time.
+
+    The first pass takes the quick way and leaves a null wherever that did not do. Only if there is one, a careful pass
+    follows (blank lines, spaces round numbers, negative ids), and then one that reads ids as the text they are; a null
+    that is left is an error in the data.
+    """
     schema = _schema(raw)
-    extra: list[pl.Expr] = []
-    if "rating" in schema:
-        extra.append(_keep(schema["rating"], options.min_rating).alias("keep"))
-    elif options.min_rating is not None:
-        raise InputError(
-            f"min-rating {options.min_rating:g} needs ratings, and {raw.parts[0][0]} has no column recognised as such: "
-            "name it with --rating, or leave --min-rating out"
-        )
-    if raw.own_filter and "rating" in schema:
-        extra.append(pl.col("rating").cast(pl.Float32, strict=False))
-    if options.split in NEEDS_TIME:
-        if "timestamp" not in schema:
-            raise InputError(
-                f"split {options.split!r} needs the time of each interaction, and {raw.parts[0][0]} has no column "
-                "recognised as such: name it with --timestamp, or choose another split"
-            )
-        extra.append(_time(raw, schema["timestamp"]).alias("time"))
-    # An id column of text is read as whole numbers if the first rows look so; if that loses any id, read it again as it is.
+    _check_needs(raw, schema, options)
     whole = {role: _looks_whole(raw, role) for role in ("user", "item")}
-    blank_lines = True
+    careful = False
     while True:
-        ids = [_id(pl.col(role), schema[role], whole[role], raw).alias(role) for role in ("user", "item")]
-        frame = _concat(raw, blank_lines).select(*ids, *extra).collect(engine="streaming")
-        lost = [role for role in ("user", "item") if frame[role].null_count()]
-        if any(whole[role] for role in lost):
-            whole.update(dict.fromkeys(lost, False))
-        elif lost and blank_lines and raw.text:
-            blank_lines = False
+        columns = {role: _id(raw, schema[role], role, whole[role], careful) for role in ("user", "item")}
+        if "rating" in schema:
+            columns["keep"] = _keep(schema["rating"], options.min_rating, careful)
+        if raw.own_filter and "rating" in schema:
+            columns["rating"] = _number(schema["rating"], careful).cast(pl.Float32)
+        if options.split in NEEDS_TIME:
+            columns["time"] = _time(raw, schema["timestamp"])
+        with reading(_names(raw)):
+            frame = _concat(raw, drop_blank=careful and raw.text).select(**columns).collect(engine="streaming")
+        lost = [name for name in columns if name != "rating" and frame[name].null_count()]
+        if not lost:
+            return frame
+        if not careful:
+            careful = True
+        elif any(whole.get(name) for name in lost):
+            whole.update({role: False for role in whole if role in lost})
         else:
-            break
-    for role in lost:
-        _fail_at(raw, pl.col(role).is_null(), role, f"has no {role} id")
-    for column, role in (("keep", "rating"), ("time", "timestamp")):
-        if column in frame.columns and frame[column].null_count():
-            expression = next(e for e in extra if e.meta.output_name() == column)
-            _fail_at(raw, expression.is_null(), role, f"has a {role} that is " + ("not a number" if column == "keep" else "missing or not a time"))
-    return frame
+            _fail_at(raw, lost[0], columns[lost[0]])
+
+
+def _check_needs(raw: Raw, schema: Mapping[str, pl.DataType], options: Options) -> None:
+    needs = (
+        [("rating", f"min-rating {options.min_rating:g}", "leave --min-rating out")]
+        if options.min_rating is not None
+        else []
+    )
+    if options.split in NEEDS_TIME:
+        needs.append(("timestamp", f"split {options.split!r}", "choose another split"))
+    for role, step, otherwise in needs:
+        if role not in schema:
+            raise InputError(
+                f"{step} needs a {role} for each interaction, and {_names(raw)} has no column, or several, recognised "
+                f"as such: name it with --{role}, or {otherwise}"
+            )
+
+
+def _names(raw: Raw) -> str:
+    names = [name for name, _ in raw.parts]
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _schema(raw: Raw) -> dict[str, pl.DataType]:
@@ -151,11 +164,11 @@ def _schema(raw: Raw) -> dict[str, pl.DataType]:
     return {c: schemas[0][c] if len({s[c] for s in schemas}) == 1 else pl.String() for c in common}
 
 
-def _concat(raw: Raw, blank_lines: bool = True) -> pl.LazyFrame:
+def _concat(raw: Raw, drop_blank: bool = False) -> pl.LazyFrame:
     schema = _schema(raw)
     frames = [part.select(pl.col(c).cast(dtype) for c, dtype in schema.items()) for _, part in raw.parts]
     frame = frames[0] if len(frames) == 1 else pl.concat(frames)
-    return frame if blank_lines else frame.filter(~pl.all_horizontal(pl.all().is_null()))
+    return frame.filter(~pl.all_horizontal(pl.all().is_null())) if drop_blank else frame
 
 
 def _looks_whole(raw: Raw, role: str) -> bool:
@@ -171,28 +184,33 @@ def _looks_whole(raw: Raw, role: str) -> bool:
 _SMALL_INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
 
 
-def _id(column: pl.Expr, dtype: pl.DataType, whole: bool, raw: Raw) -> pl.Expr:
+def _id(raw: Raw, dtype: pl.DataType, role: str, whole: bool, careful: bool) -> pl.Expr:
     """External ids are Int64 or String; null where an id is missing or, if `whole`, not a plain whole number."""
+    column = pl.col(role)
     if dtype in _SMALL_INTEGERS:
         return column.cast(pl.Int64)
     if dtype.is_float():  # pandas makes whole numbers float when one is missing
         return pl.when(column == column.floor()).then(column.cast(pl.Int64, strict=False))
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
-        raise InputError(f"{raw.parts[0][0]} has ids of type {dtype}, which cannot be used: make them whole numbers or text")
+        raise InputError(
+            f"{_names(raw)} has {role} ids of type {dtype}, which cannot be used: make them whole numbers or text"
+        )
     text = column.cast(pl.String)
     if whole:
-        return pl.when(text.str.contains(WHOLE_NUMBER)).then(text.cast(pl.Int64, strict=False))
+        # Comparing texts is far quicker than a regular expression, and right but for negative numbers.
+        plain = text.str.contains(WHOLE_NUMBER) if careful else (text >= "1") | (text == "0")
+        return pl.when(plain).then(text.cast(pl.Int64, strict=False))
     return pl.when(text != "").then(text)
 
 
-def _number(dtype: pl.DataType) -> pl.Expr:
+def _number(dtype: pl.DataType, careful: bool) -> pl.Expr:
     column = pl.col("rating")
-    return (column.str.strip_chars() if dtype == pl.String else column).cast(pl.Float64, strict=False)
+    return (column.str.strip_chars() if careful and dtype == pl.String else column).cast(pl.Float64, strict=False)
 
 
-def _keep(dtype: pl.DataType, min_rating: float | None) -> pl.Expr:
+def _keep(dtype: pl.DataType, min_rating: float | None, careful: bool) -> pl.Expr:
     """True or False, and null where the rating is not a number (or, with a threshold, missing)."""
-    number = _number(dtype)
+    number = _number(dtype, careful)
     if min_rating is None:
         return pl.when(pl.col("rating").is_null()).then(True).when(number.is_not_nan()).then(True)
     return pl.when(number.is_not_nan()).then(number >= min_rating)
@@ -212,18 +230,31 @@ def _time(raw: Raw, dtype: pl.DataType) -> pl.Expr:
     return column.str.strip_chars().str.to_datetime(strict=False, time_unit="us", ambiguous="earliest").cast(pl.Int64)
 
 
-def _fail_at(raw: Raw, bad: pl.Expr, role: str, problem: str) -> None:
-    """Find the first bad row and say where it is."""
+_PROBLEMS = {
+    "user": ("user", "has no user id", "correct or remove that row"),
+    "item": ("item", "has no item id", "correct or remove that row"),
+    "keep": (
+        "rating",
+        "has a rating that is missing or not a number",
+        "correct it, or name another column with --rating",
+    ),
+    "time": ("timestamp", "has a time that cannot be read", "correct it, or name another column with --timestamp"),
+}
+
+
+def _fail_at(raw: Raw, column: str, expression: pl.Expr) -> None:
+    """Find the first row where `expression` is null and say where it is."""
+    role, problem, advice = _PROBLEMS[column]
     for name, part in raw.parts:
-        shown = part.with_row_index("row").filter(bad | (pl.col(role).cast(pl.String) == "")).head(1).collect()
-        if len(shown):
-            row, value = shown["row"][0] + 1, shown[role][0]
+        rows = part.with_row_index("row").filter(expression.is_null())
+        if raw.text:
+            rows = rows.filter(~pl.all_horizontal(pl.exclude("row").is_null()))
+        bad = rows.select("row", role).head(1).collect()
+        if len(bad):
+            row, value = bad.row(0)
             seen = "" if value is None or value == "" else f" ({value!r})"
-            advice = (
-                "correct or remove that row" if role in ("user", "item") else f"correct it, or name another column with --{role}"
-            )
-            raise InputError(f"row {row:,} of {name} (the header not counted) {problem}{seen}: {advice}")
-    raise InputError(f"a row of {raw.parts[0][0]} {problem}: correct or remove it")
+            header = " (the header not counted)" if raw.text else ""
+            raise InputError(f"row {row + 1:,} of {name}{header} {problem}{seen}: {advice}")
 
 
 def _fail_empty(steps: list[dict[str, Any]]) -> None:
@@ -232,12 +263,9 @@ def _fail_empty(steps: list[dict[str, Any]]) -> None:
     before, after = steps[-2], steps[-1]
     raise InputError(
         f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
-        f"interactions of {before['users']:,} users and {before['items']:,} items; lower --min-rating, --min-user or --min-item"
+        f"interactions of {before['users']:,} users and {before['items']:,} items; lower --min-rating, "
+        "--min-user or --min-item"
     )
-
-
-def _sorted_ids(frame: pl.DataFrame, role: str, raw: Raw) -> pl.Series:
-    return frame[role].unique().sort().alias("id")
 
 
 def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:

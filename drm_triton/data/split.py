@@ -105,7 +105,7 @@ def split(
     labels : uint8 [n]
     """
     n = len(users)
-    train, valid, test = check_ratios(ratios)
+    _, valid, test = check_ratios(ratios)
     if how in NEEDS_TIME and time is None:
         raise InputError(f"split {how!r} needs the time of each interaction, and the data has none")
     if how == "random":

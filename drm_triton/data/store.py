@@ -35,9 +35,13 @@ SPLIT_NAMES = ("train", "valid", "test")
 def check_target(path: Path, overwrite: bool) -> None:
     """Refuse an output directory that exists or cannot be written, before any work is done."""
     if path.exists() and not overwrite:
-        raise InputError(f"the output directory {path} already exists: give another --out, or --overwrite to replace it")
+        raise InputError(
+            f"the output directory {path} already exists: give another --out, or --overwrite to replace it"
+        )
     if path.exists() and not (path / "meta.json").is_file() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists and is not a prepared data set, so --overwrite leaves it alone: give another --out")
+        raise InputError(
+            f"{path} exists and is not a prepared data set, so --overwrite leaves it alone: give another --out"
+        )
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -58,7 +62,7 @@ def atomic_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
         for file in made.iterdir():
             _sync(file)
         _sync(made)
-        made.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        made.chmod(0o777 & ~umask())  # mkdtemp makes it private
         _swap(made, path)
         _sync(path.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -68,7 +72,9 @@ def atomic_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def write(path: Path, arrays: dict[str, NDArray], tables: dict[str, pl.DataFrame], meta: dict[str, Any], overwrite: bool) -> None:
+def write(
+    path: Path, arrays: dict[str, NDArray], tables: dict[str, pl.DataFrame], meta: dict[str, Any], overwrite: bool
+) -> None:
     """Write a store: `arrays` as <name>.npy, `tables` as <name>.parquet, `meta` as meta.json."""
     with atomic_directory(path, overwrite) as folder:
         for name, array in arrays.items():
@@ -88,7 +94,9 @@ def read_meta(path: Path) -> dict[str, Any]:
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError("it does not describe a data set of this program")
     except FileNotFoundError:
-        raise InputError(f"{path} is not a prepared data set: it has no meta.json; make one with `drm-triton prepare`") from None
+        raise InputError(
+            f"{path} is not a prepared data set: it has no meta.json; make one with `drm-triton prepare`"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path / 'meta.json'}: {error}; prepare the data set again") from error
     if meta.get("version") != VERSION:
@@ -142,7 +150,9 @@ def _swap(made: Path, path: Path) -> None:
 
 def _write_error(path: Path, error: BaseException) -> InputError:
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error)
-    advice = "free some space or give another --out" if full else "check the directory's permissions or give another --out"
+    advice = (
+        "free some space or give another --out" if full else "check the directory's permissions or give another --out"
+    )
     return InputError(f"cannot write {path}: {_first_line(error)}; nothing was left behind; {advice}")
 
 
@@ -159,7 +169,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Return the permissions that new files must not have; the system tells only by setting them."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

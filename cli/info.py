@@ -1,0 +1,102 @@
+"""`drm-triton info`: what is in a prepared data set."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from drm_triton.data.dataset import Dataset
+
+
+def info(
+    directory: Annotated[str, typer.Argument(help="A prepared data set: its directory, or its name under data/.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print a data set's statistics, beside the paper's where it has them."""
+    from drm_triton.data.dataset import Dataset
+    from drm_triton.data.prepare import data_dir
+
+    path = Path(directory)
+    if not path.exists() and (data_dir() / directory).exists():
+        path = data_dir() / directory
+    data = Dataset.load(path)
+    if as_json:
+        print(json.dumps(summary(data, path), ensure_ascii=False))
+    else:
+        describe(data, path)
+
+
+def summary(data: "Dataset", path: Path) -> dict[str, Any]:
+    """Return the statistics as one JSON-ready object."""
+    cells = data.n_users * data.n_items
+    published = _published(data)
+    return {
+        "path": str(path),
+        "source": data.meta.get("source"),
+        "users": data.n_users,
+        "items": data.n_items,
+        "interactions": data.n_interactions,
+        "train": data.train.nnz,
+        "valid": data.valid.nnz,
+        "test": data.test.nnz,
+        "per_user": data.n_interactions / data.n_users if data.n_users else 0.0,
+        "per_item": data.n_interactions / data.n_items if data.n_items else 0.0,
+        "density": data.n_interactions / cells if cells else 0.0,
+        "published": published,
+        "options": data.meta.get("options"),
+        "steps": data.meta.get("steps"),
+        "checksum": data.checksum,
+    }
+
+
+def describe(data: "Dataset", path: Path) -> None:
+    """Print the statistics as a table."""
+    facts = summary(data, path)
+    published = facts["published"]
+    source = data.meta.get("source", "unknown")
+    print(f"{path}: {source}{' (synthetic)' if data.meta.get('synthetic') else ''}")
+    header = f"{'':<22}{'here':>14}"
+    if published:
+        header += f"{'published':>14}{'difference':>12}"
+    print(header)
+    rows = (
+        ("users", "{:,}"), ("items", "{:,}"), ("interactions", "{:,}"),
+        ("per_user", "{:.1f}"), ("per_item", "{:.1f}"), ("density", "{:.4%}"),
+    )  # fmt: skip
+    names = {"per_user": "average per user", "per_item": "average per item"}
+    for key, form in rows:
+        line = f"{names.get(key, key):<22}{form.format(facts[key]):>14}"
+        if published:
+            line += f"{form.format(published[key]):>14}{facts[key] / published[key] - 1:>+12.1%}"
+        print(line)
+    total = max(data.n_interactions, 1)
+    for name in ("train", "valid", "test"):
+        print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
+    steps = data.meta.get("steps") or []
+    if steps:
+        print(f"\n{'step':<44}{'interactions':>14}{'users':>12}{'items':>12}")
+    for step in steps:
+        print(f"{step['step']:<44}{step['interactions']:>14,}{step['users']:>12,}{step['items']:>12,}")
+    options = data.meta.get("options")
+    if options:
+        ratios = "/".join(f"{100 * r / sum(options['ratios']):g}" for r in options["ratios"])
+        print(f"\nsplit {options['split']} {ratios}, seed {options['seed']}")
+
+
+def _published(data: "Dataset") -> dict[str, float] | None:
+    from drm_triton.data.sources import SOURCES
+
+    source = SOURCES.get(str(data.meta.get("source")))
+    if source is None or source.published is None:
+        return None
+    users, items, interactions = (getattr(source.published, k) for k in ("users", "items", "interactions"))
+    return {
+        "users": users,
+        "items": items,
+        "interactions": interactions,
+        "per_user": interactions / users,
+        "per_item": interactions / items,
+        "density": interactions / (users * items),
+    }

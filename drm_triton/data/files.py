@@ -1,0 +1,240 @@
+"""Input files: found by name, glob, folder or inside a zip; decompressed where Polars cannot; checksummed."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import fnmatch
+import glob
+import gzip
+import hashlib
+import io
+import lzma
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from drm_triton.errors import InputError
+
+_MAGIC: dict[bytes, str] = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ": "xz",
+    b"PAR1": "parquet",
+    b"7z\xbc\xaf": "7z",
+}
+_OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file to read.
+
+    Attributes
+    ----------
+    name : for messages; says so when it is a member of a zip
+    path : what to open
+    origin : the user's file that it comes from, when that is packed and `path` is an unpacked copy
+    """
+
+    name: str
+    path: Path
+    origin: Path | None = None
+
+    @property
+    def on_disk(self) -> Path:
+        """The user's own file."""
+        return self.origin or self.path
+
+    @property
+    def kind(self) -> str:
+        """What its first bytes say it is: gzip, zstd, zip, bz2, xz, parquet, 7z, or plain."""
+        with self.path.open("rb") as handle:
+            head = handle.read(8)
+        return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "plain")
+
+    @property
+    def suffix(self) -> str:
+        """The extension, in lower case, without that of the compression: .csv for ratings.CSV.gz."""
+        suffixes = [s.lower() for s in Path(self.name).suffixes]
+        if suffixes and suffixes[-1] in (".gz", ".zst", ".zstd", ".bz2", ".xz", ".zip"):
+            suffixes.pop()
+        return suffixes[-1] if suffixes else ""
+
+
+class Inputs:
+    """The files the user gave, and a scratch folder to unpack into.
+
+    Parameters
+    ----------
+    raw : paths, globs, folders or zip files
+    scratch : an existing folder, removed by the caller afterwards
+    """
+
+    def __init__(self, raw: Sequence[str | Path], scratch: Path) -> None:
+        self.scratch = scratch
+        self.paths: list[Path] = []
+        for given in raw:
+            path = Path(given).expanduser()
+            matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+            if not matches:
+                what = "no file matches" if glob.has_magic(str(path)) else "there is no file"
+                raise InputError(f"{what} {path}: check --raw")
+            self.paths += [m for m in matches if m.is_file() or m == path]
+        if not self.paths:
+            raise InputError(f"--raw {' '.join(map(str, raw))} matches folders only: give files")
+
+    def all(self, patterns: Sequence[str] = ("*",)) -> list[Input]:
+        """Return every file given; of a zip, its members that match a pattern."""
+        found: list[Input] = []
+        for path in self.paths:
+            if path.is_dir():
+                raise InputError(f"{path} is a folder: give its files, for example --raw '{path}/*.csv'")
+            found += self._open(path, patterns)
+        return found
+
+    def find(self, patterns: Sequence[str], what: str) -> Input:
+        """Return the one file that is meant: the file given, or the first in a folder or zip to match a pattern.
+
+        Raises
+        ------
+        InputError
+            Naming the patterns, if there is none.
+        """
+        path = self.paths[0]
+        if len(self.paths) > 1:
+            raise InputError(f"{what} is one file, but --raw names {len(self.paths)}: give one of them")
+        found = self._inside(path, patterns) if path.is_dir() else self._open(path, patterns)
+        if not found:
+            raise InputError(f"{path} holds no {' or '.join(patterns)} ({what}): check --raw")
+        return found[0]
+
+    def beside(self, patterns: Sequence[str]) -> Input | None:
+        """Return a companion of the file found, such as its titles: from the same folder or zip, if it is there."""
+        path = self.paths[0]
+        if zipfile.is_zipfile(path):
+            found = self._open(path, patterns)
+        else:
+            found = self._inside(path if path.is_dir() else path.parent, patterns)
+        return found[0] if found else None
+
+    def _inside(self, folder: Path, patterns: Sequence[str]) -> list[Input]:
+        for pattern in patterns:
+            for place in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
+                for match in sorted(place.glob(pattern)):
+                    if match.is_file():
+                        return self._open(match, ("*",))
+        zips = sorted(folder.glob("*.zip"))
+        return self._open(zips[0], patterns) if zips else []
+
+    def _open(self, path: Path, patterns: Sequence[str]) -> list[Input]:
+        """Make one file readable: unpack zips, and what Polars does not decompress by itself."""
+        source = Input(str(path), path)
+        try:
+            if path.stat().st_size == 0:
+                raise InputError(f"{path} is empty: give a file with interactions")
+            kind = source.kind
+            if kind == "zip":
+                return self._unzip(path, patterns)
+            if kind == "7z":
+                raise InputError(f"{path} is a 7z archive, which cannot be read: unpack it first (7z x {path})")
+            if kind in ("bz2", "xz"):
+                return [Input(str(path), self.unpack(source), path)]
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        return [source]
+
+    def unpack(self, source: Input, encoding: str = "utf-8") -> Path:
+        """Write a decompressed copy in UTF-8 into the scratch folder."""
+        if source.kind == "zstd":
+            raise InputError(f"{source.name} must be plain UTF-8 to be read compressed with zstd: unpack it first")
+        target = self.scratch / f"{len(list(self.scratch.iterdir()))}-{source.path.name}"
+        with reading(source.name), _OPENERS.get(source.kind, open)(source.path, "rb") as packed:
+            if encoding == "utf-8":
+                with target.open("wb") as plain:
+                    shutil.copyfileobj(packed, plain, 1 << 20)
+            else:
+                with target.open("w", encoding="utf-8", newline="") as text:
+                    shutil.copyfileobj(io.TextIOWrapper(packed, encoding, newline=""), text, 1 << 20)
+        return target
+
+    def _unzip(self, path: Path, patterns: Sequence[str]) -> list[Input]:
+        found: list[Input] = []
+        with reading(str(path)), zipfile.ZipFile(path) as archive:
+            members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX")]
+            for pattern in patterns:
+                for member in members:
+                    if fnmatch.fnmatch(Path(member.filename).name, pattern):
+                        place = self.scratch / f"{len(list(self.scratch.iterdir()))}-{Path(member.filename).name}"
+                        with archive.open(member) as packed, place.open("wb") as plain:
+                            shutil.copyfileobj(packed, plain, 1 << 20)
+                        found.append(Input(f"{path}:{member.filename}", place, path))
+        if any(f.path.stat().st_size == 0 for f in found):
+            raise InputError(f"{path} holds an empty file: give files with interactions")
+        return found
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn whatever goes wrong while `name` is read into one paragraph for the user."""
+    try:
+        yield
+    except (
+        pl.exceptions.PolarsError,
+        OSError,
+        EOFError,
+        UnicodeError,
+        LookupError,
+        zlib.error,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+        csv.Error,
+    ) as error:
+        raise InputError(f"cannot read {name}: {explain(error)}") from error
+
+
+def explain(error: BaseException) -> str:
+    """Say in a sentence what an error of Polars, Python or the system means for an input file."""
+    text = str(error).strip().split("\n", 1)[0]
+    low = text.lower()
+    if isinstance(error, LookupError):
+        return f"{text}; give an --encoding that Python knows, such as latin-1 or utf-16"
+    if "utf-8" in low or "utf8" in low or isinstance(error, UnicodeError):
+        return f"it is not in the expected encoding ({text}); give the right one, for example --encoding latin-1"
+    if isinstance(error, EOFError | zipfile.BadZipFile | zlib.error) or any(
+        sign in low
+        for sign in (
+            "end of file",
+            "incomplete frame",
+            "end-of-stream",
+            "deflate",
+            "corrupt",
+            "invalid gzip",
+            "unexpected eof",
+        )
+    ):
+        return f"the file is truncated or damaged ({text}); fetch or export it again"
+    if "more fields" in low:
+        return "a row has more fields than the header; correct the row, or give the right --separator"
+    return f"{text}; check that the file is complete and of the kind its name says"
+
+
+def sha256(paths: Iterable[Path]) -> list[dict[str, str | int]]:
+    """Return name, size and SHA-256 of each file."""
+    listed: list[dict[str, str | int]] = []
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb") as handle:
+            while block := handle.read(1 << 20):
+                digest.update(block)
+        listed.append({"file": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()})
+    return listed

@@ -1,0 +1,121 @@
+"""Preparation from a named source: find or make the raw data, run the pipeline, store the result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import polars as pl
+
+from drm_triton._version import __version__
+from drm_triton.data import pipeline, store
+from drm_triton.data import synthetic as generator
+from drm_triton.data.dataset import Dataset
+from drm_triton.data.files import Inputs, sha256
+from drm_triton.data.frames import Raw
+from drm_triton.data.pipeline import Options
+from drm_triton.data.sources import Source
+from drm_triton.data.tables import Reading
+from drm_triton.errors import InputError
+from drm_triton.progress import SILENT, Reporter
+
+
+def data_dir() -> Path:
+    """Return where data lives by default: $DRM_DATA, or data/ in the working directory."""
+    return Path(os.environ.get("DRM_DATA") or "data")
+
+
+def raw_dir(source: Source) -> Path:
+    """Return where a source's own files are looked for by default."""
+    return data_dir() / "raw" / source.name
+
+
+def find_raw(source: Source) -> list[Path]:
+    """Return a source's raw folder if there is anything in it, or say how to get the data."""
+    folder = raw_dir(source)
+    if folder.is_dir() and any(folder.iterdir()):
+        return [folder]
+    if source.wanted is None:
+        raise InputError(f"source {source.name} needs --raw: the file or files to read")
+    ways = [f"get it from {source.origin}", f"put {source.wanted} into {folder}/ or name it with --raw"]
+    if source.url:
+        ways.append("or let --download fetch it")
+    if source.name == "melon":
+        ways.append("or try everything on generated data of the same format and shape: --synthetic [--scale 0.02]")
+    raise InputError(f"there is no {source.name} data yet: {'; '.join(ways)}")
+
+
+def prepare(
+    source: Source,
+    raw: Sequence[str | Path],
+    out: str | Path,
+    reading: Reading = Reading(),  # noqa: B008  frozen, so one instance can serve every call
+    options: Options | None = None,
+    overwrite: bool = False,
+    report: Reporter = SILENT,
+) -> Dataset:
+    """Prepare a source's files into the directory `out`.
+
+    Parameters
+    ----------
+    source : Source
+        From `drm_triton.data.sources.find_source`.
+    raw : paths, globs, folders or zip files
+    out : directory to write
+    options : Options, optional
+        The source's own defaults when not given.
+    overwrite : bool
+        Replace an existing data set; the old one stays until the new one is complete.
+
+    Returns
+    -------
+    Dataset
+        Opened from `out`.
+    """
+    out = Path(out)
+    store.check_target(out, overwrite)
+    options = options or default_options(source)
+    with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
+        interactions = source.read(Inputs(raw, Path(scratch)), reading)
+        if interactions.own_filter and max(options.min_user, options.min_item) > 1:
+            interactions = replace(interactions, own_filter=None)  # counts asked for replace the source's own
+        sums = pool.submit(sha256, interactions.files)  # beside the reading: hashing leaves Python's lock alone
+        data = pipeline.build(interactions, options, report)
+        data.meta |= {"files": sums.result(), "reading": {k: v for k, v in asdict(reading).items() if v is not None}}
+    return _store(data, source.name, out, overwrite, report)
+
+
+def prepare_synthetic(
+    shape: generator.Shape,
+    out: str | Path,
+    options: Options | None = None,
+    overwrite: bool = False,
+    report: Reporter = SILENT,
+) -> Dataset:
+    """Generate interactions with planted structure and prepare them into the directory `out`."""
+    out = Path(out)
+    store.check_target(out, overwrite)
+    options = options or Options()
+    with report.step("generate"):
+        users, items = generator.generate(shape, options.seed)
+    raw = Raw([("the generated data", pl.LazyFrame({"user": users, "item": items}))])
+    data = pipeline.build(raw, options, report)
+    data.meta["synthetic"] = asdict(shape)
+    return _store(data, "synthetic", out, overwrite, report)
+
+
+def default_options(source: Source) -> Options:
+    """Return the source's own filters with the paper's split."""
+    return Options(min_rating=source.min_rating, min_user=source.min_user, min_item=source.min_item)
+
+
+def _store(data: Dataset, source: str, out: Path, overwrite: bool, report: Reporter) -> Dataset:
+    data.meta |= {"source": source, "program": f"drm-triton {__version__}"}
+    with report.step("store") as step:
+        data.save(out, overwrite)
+        step.note(str(out))
+    return Dataset.load(out)

@@ -1,0 +1,158 @@
+"""Interactions with planted structure, for demonstrations, tests and benchmarks where real data may not go.
+
+Items fall into clusters, and each user draws most items from a few clusters of its own; a share is noise, drawn from
+all items. Within a cluster and overall, items follow Zipf's law; the users' activity is log-normal. Popularity alone
+therefore predicts something, and a model that finds the clusters predicts clearly more.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from drm_triton.data import store
+from drm_triton.errors import InputError
+
+MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS = 104_000, 81_200, 4_100_000
+
+ZIPF = 0.8  # exponent of the items' popularity
+ACTIVITY = 0.9  # standard deviation of the logarithm of the users' activity
+NOISE = 0.1  # share of interactions drawn from all items
+TASTES = (0.55, 0.25, 0.15, 0.05)  # shares of a user's own clusters in the rest
+MAX_SHARE = 0.5  # no user has more than this share of the items
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much to generate."""
+
+    users: int
+    items: int
+    interactions: int
+
+    def __post_init__(self) -> None:
+        for name in ("users", "items", "interactions"):
+            if getattr(self, name) < 1:
+                raise InputError(f"synthetic data needs at least one of each: {name} is {getattr(self, name)}")
+        least, most = max(self.users, self.items), self.users * self._most_per_user()
+        if not least <= self.interactions <= most:
+            raise InputError(
+                f"{self.interactions:,} interactions do not fit {self.users:,} users and {self.items:,} items: each "
+                f"has at least one, and no user more than half the items, so choose between {least:,} and {most:,}"
+            )
+        if max(self.users, self.items) >= 2**31:
+            raise InputError("synthetic data is limited to 2^31 users and items")
+
+    def _most_per_user(self) -> int:
+        return max(1, math.ceil(self.items * MAX_SHARE))
+
+    @classmethod
+    def melon(cls, scale: float = 1.0) -> Shape:
+        """Melon's shape with `scale` times its users and interactions, and items so that a song keeps its audience."""
+        if not 0.001 <= scale <= 100:
+            raise InputError(f"--scale must lie between 0.001 and 100, got {scale:g}")
+        sizes = (round(n * scale) for n in (MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS))
+        return cls(*sizes)
+
+
+def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw the interactions.
+
+    Returns
+    -------
+    users, items : int64 [shape.interactions]
+        Distinct pairs sorted by user, then item; every user and every item occurs.
+    """
+    rng = np.random.Generator(np.random.PCG64(seed % 2**64))
+    n_users, n_items = shape.users, shape.items
+    n_clusters = max(2, round(math.sqrt(n_items / 2))) if n_items >= 8 else 1
+    popularity = np.arange(1, n_items + 1, dtype=np.float64) ** -ZIPF
+    # Items are numbered by cluster; `mass` is the popularity before each, so that one uniform number within a
+    # cluster's interval draws an item of it, and within the whole interval an item of all.
+    cluster_of = np.sort(rng.integers(n_clusters, size=n_items))
+    mass = np.concatenate([[0.0], np.cumsum(popularity[rng.permutation(n_items)])])
+    edges = np.searchsorted(cluster_of, np.arange(n_clusters + 1))
+    weight = np.diff(mass[edges])
+    tastes = rng.choice(n_clusters, size=(n_users, len(TASTES)), p=weight / weight.sum())
+
+    def draw(users: NDArray[np.int64]) -> NDArray[np.int64]:
+        taste = rng.choice(len(TASTES), size=len(users), p=TASTES)
+        cluster = tastes[users, taste]
+        low, high = mass[edges[cluster]], mass[edges[cluster + 1]]
+        noisy = rng.random(len(users)) < NOISE
+        low[noisy], high[noisy] = 0.0, mass[-1]
+        at = low + rng.random(len(users)) * (high - low)
+        return np.clip(np.searchsorted(mass, at, side="right") - 1, 0, n_items - 1)
+
+    wanted = _activity(rng, shape)
+    keys = _cover(rng, wanted, n_items)
+    for attempt in range(1_000_000):
+        missing = wanted - np.bincount(keys // n_items, minlength=n_users)
+        users = np.repeat(np.arange(n_users), missing)
+        if not len(users):
+            break
+        # Users whose clusters are used up would draw the same items for ever: they go on among all items.
+        items = draw(users) if attempt < 10 else rng.integers(n_items, size=len(users))
+        new = np.sort(users * n_items + items)
+        new = new[np.diff(new, prepend=-1) > 0]  # np.unique hashes, at several times the cost
+        place = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
+        keys = np.sort(np.concatenate([keys, new[keys[place] != new]]), kind="stable")  # merges two sorted runs
+    users, items = np.divmod(keys, n_items)
+    return users, items
+
+
+def write_melon(path: Path, shape: Shape, seed: int = 0) -> None:
+    """Write synthetic interactions as a Melon train.json, atomically."""
+    users, items = generate(shape, seed)
+    rng = np.random.Generator(np.random.PCG64([seed % 2**64, 1]))
+    song_ids = rng.permutation(9 * shape.items)[: shape.items]  # like Melon's: not consecutive, not by popularity
+    frame = (
+        pl.DataFrame({"id": users, "songs": song_ids[items]})
+        .group_by("id", maintain_order=True)
+        .agg(pl.col("songs"))
+        .select(
+            tags=pl.concat_list(pl.format("tag {}", pl.col("id") % 97), pl.format("tag {}", pl.col("id") % 31)),
+            id=pl.Series(rng.permutation(2 * shape.users)[: shape.users]),
+            plylst_title=pl.format("playlist {}", "id"),
+            songs="songs",
+            like_cnt=pl.Series(rng.geometric(0.02, shape.users)),
+            updt_date=pl.lit("2020-04-27 00:00:00.000"),
+        )
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    try:
+        frame.write_json(partial)
+        Path(partial).chmod(0o666 & ~store.umask())  # mkstemp makes it private
+        os.replace(partial, path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def _activity(rng: np.random.Generator, shape: Shape) -> NDArray[np.int64]:
+    """How many interactions each user has: int64 [users], log-normal, at least one, exact in sum."""
+    most = shape._most_per_user()
+    share = rng.lognormal(0.0, ACTIVITY, shape.users)
+    wanted = np.ones(shape.users, dtype=np.int64)
+    while (rest := shape.interactions - int(wanted.sum())) > 0:
+        open_to = np.flatnonzero(wanted < most)
+        extra = rest * share[open_to] / share[open_to].sum()
+        more = np.floor(extra).astype(np.int64)
+        by_fraction = np.argsort(more - extra, kind="stable")
+        more[by_fraction[: rest - int(more.sum())]] += 1
+        wanted[open_to] = np.minimum(wanted[open_to] + more, most)
+    return wanted
+
+
+def _cover(rng: np.random.Generator, wanted: NDArray[np.int64], n_items: int) -> NDArray[np.int64]:
+    """Give each item to one user that has room for it: sorted keys user * n_items + item."""
+    slots = rng.permutation(np.repeat(np.arange(len(wanted)), wanted))[:n_items]
+    return np.sort(slots * n_items + np.arange(n_items))

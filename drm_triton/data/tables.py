@@ -1,0 +1,231 @@
+"""Tables of any usual kind as lazy Polars frames: CSV and its kin, Parquet, JSON lines, JSON arrays."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from drm_triton.data.files import Input, Inputs, reading
+from drm_triton.data.frames import ROLES, Raw, find_columns, plain, spells
+from drm_triton.errors import InputError
+
+SEPARATORS = ("::", "\t", "|", ";", ",", " ")  # tried in this order; " " means any run of blanks
+_NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+_BY_SUFFIX = {".csv": ",", ".tsv": "\t", ".psv": "|", ".tab": "\t"}
+_TITLES = frozenset("title name itemtitle itemname movietitle artistname songname trackname booktitle".split())  # noqa: SIM905
+_LINE = "line"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read the input: every field may be left to be recognised.
+
+    Attributes
+    ----------
+    user, item, rating, timestamp : column names
+    columns : names by position, for a file without header; other names than the four roles are skipped
+    separator : between the fields of a text file
+    encoding : of a text file that is not UTF-8
+    leading : what a line of a lists file begins with: user, count or none
+    titles : a table of item ids and titles
+    """
+
+    user: str | None = None
+    item: str | None = None
+    rating: str | None = None
+    timestamp: str | None = None
+    columns: Sequence[str] | None = None
+    separator: str | None = None
+    encoding: str | None = None
+    leading: str | None = None
+    titles: str | None = None
+
+
+def read_tables(inputs: Inputs, files: Sequence[Input], how: Reading, titles: pl.LazyFrame | None = None) -> Raw:
+    """Read files of one kind as interactions; the columns are found in each by name."""
+    parts, kinds = [], set()
+    given = {role: getattr(how, role) for role in ROLES}
+    for file in files:
+        frame, text = scan(inputs, file, how)
+        with reading(file.name):
+            columns = frame.collect_schema().names()
+        found = find_columns(columns, given, file.name)
+        parts.append((file.name, frame.select(pl.col(name).alias(role) for role, name in found.items())))
+        kinds.add(text)
+    return Raw(parts, text=kinds == {True}, titles=titles, files=[f.on_disk for f in files])
+
+
+def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
+    """Read a table of items: columns ``item`` and ``title``."""
+    frame, _ = scan(inputs, file, how)
+    with reading(file.name):
+        columns = frame.collect_schema().names()
+    title = next((c for c in columns if plain(c) in _TITLES), None)
+    item = next((c for c in columns if plain(c) == "id"), None)
+    item = item or next((c for c in columns if spells(c, "item")), None)
+    if title is None or item is None:
+        raise InputError(
+            f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
+            f"its columns are {columns}"
+        )
+    return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
+
+
+def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool]:
+    """Open one table.
+
+    Returns
+    -------
+    frame : LazyFrame
+        All its columns, by their own names or those of `how.columns`.
+    text : bool
+        Whether the values are uninterpreted text.
+    """
+    if file.kind == "parquet":
+        with reading(file.name):
+            return pl.scan_parquet(file.path), False
+    if file.suffix in (".parquet", ".pq"):
+        raise InputError(f"cannot read {file.name}: it is not a Parquet file, whatever its name says, or it is damaged")
+    if how.encoding and how.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+        file = Input(file.name, inputs.unpack(file, how.encoding), file.on_disk)
+    lines = head(file)
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{file.name} is empty: give a file with interactions")
+    first = next(line for line in lines if line.strip()).lstrip()
+    if first.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
+        with reading(file.name):
+            return pl.scan_ndjson(file.path, infer_schema_length=1000), False
+    if first.startswith("[") and file.suffix == ".json":
+        with reading(file.name):
+            path = inputs.unpack(file) if file.kind == "gzip" else file.path
+            return pl.read_json(path).lazy(), False
+    return _scan_text(file, lines, how), True
+
+
+def head(file: Input, rows: int = 20) -> list[str]:
+    """Return the first lines of a text file, decompressed."""
+    with file.path.open("rb") as handle:
+        if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            raise InputError(f"{file.name} is in UTF-16, not UTF-8: give --encoding utf-16")
+    with reading(file.name):
+        column = lines_of(file, lossy=True).head(rows).collect().to_series()
+    return [line or "" for line in column]
+
+
+def lines_of(file: Input, lossy: bool = False) -> pl.LazyFrame:
+    """Return the lines of a text file as one column, `line`; null where a line is blank."""
+    return pl.scan_csv(
+        file.path,
+        has_header=False,
+        new_columns=[_LINE],
+        separator="\x1e",  # a control character that text files do not have, so that a line is one field
+        quote_char=None,
+        infer_schema=False,
+        encoding="utf8-lossy" if lossy else "utf8",
+        glob=False,
+    )
+
+
+def guess_separator(lines: Sequence[str], suffix: str = "") -> str | None:
+    """Return the separator that divides every line into the same number of fields, two or more, or None.
+
+    Examples
+    --------
+    >>> guess_separator(["1::7::4.5", "2::9::3"])
+    '::'
+    >>> guess_separator(["user;score", "1;4,5"])
+    ';'
+    """
+    lines = [line for line in lines if line.strip()]
+    fitting = []
+    for separator in SEPARATORS:
+        counts = {len(_fields(line, separator)) for line in lines}
+        if len(counts) == 1 and counts.pop() > 1:
+            fitting.append(separator)
+    usual = _BY_SUFFIX.get(suffix)
+    if usual in fitting or (not fitting and usual and usual in lines[0]):
+        return usual
+    return fitting[0] if fitting else next((s for s in SEPARATORS if s in lines[0]), None)
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    if separator == " ":
+        return line.split()
+    if len(separator) > 1:
+        return line.split(separator)
+    return next(csv.reader([line], delimiter=separator), [])
+
+
+def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> pl.LazyFrame:
+    separator = how.separator and _NAMED.get(how.separator, how.separator)
+    separator = separator or guess_separator(lines, file.suffix)
+    if separator is None:
+        raise InputError(
+            f"{file.name}: no usual separator divides its first line {lines[0][:80]!r} into columns; give --separator"
+        )
+    first = [name.strip() for name in _fields(lines[0].lstrip("\ufeff"), separator)]
+    names = list(how.columns) if how.columns else None
+    if names:
+        _check_positions(file.name, names, first)
+    if separator == " " or len(separator) > 1:
+        return _split_lines(file, separator, names, first)
+    quoted = separator in ",;" or any(f'{separator}"' in line or line.startswith('"') for line in lines)
+    frame = pl.scan_csv(
+        file.path,
+        has_header=names is None,
+        separator=separator,
+        quote_char='"' if quoted else None,
+        infer_schema=False,
+        glob=False,
+    )
+    with reading(file.name):
+        columns = frame.collect_schema().names()
+    if names:
+        return frame.rename(dict(zip(columns, _padded(names, len(columns)), strict=True)))
+    if repeated := sorted({c for c in first if first.count(c) > 1 and any(c == x for x in first)}):
+        frame = frame.rename({c: c.strip() for c in columns})
+        roles = [c for c in repeated if any(spells(c, role) for role in ROLES)]
+        if roles:
+            raise InputError(
+                f"{file.name} has several columns named {roles[0]!r}: rename one, or remove the header "
+                "and give --columns"
+            )
+    return frame.rename({c: c.strip() for c in columns if c != c.strip()})
+
+
+def _check_positions(name: str, names: list[str], first: list[str]) -> None:
+    """Refuse column names that cannot fit, and names for a file that has its own."""
+    if not {"user", "item"} <= set(names) or any(names.count(role) > 1 for role in ROLES):
+        raise InputError(
+            f"--columns {','.join(names)} must name user and item, each role once, for example "
+            "user,item,rating,timestamp"
+        )
+    if len(names) > len(first):
+        raise InputError(
+            f"--columns names {len(names)} columns and {name} has {len(first)}: {first}; check --separator"
+        )
+    spelled = [{role for role in ROLES if spells(field, role)} for field in first]
+    if {"user"} in spelled and {"item"} in spelled:
+        raise InputError(
+            f"{name} begins with a header, {first}: leave --columns out, or name columns with --user and --item"
+        )
+
+
+def _padded(names: Sequence[str], width: int) -> list[str]:
+    """Names for every column: those given that play no role, and those beyond, get a name that nothing matches."""
+    return [names[k] if k < len(names) and names[k] in ROLES else f"#{k + 1}" for k in range(width)]
+
+
+def _split_lines(file: Input, separator: str, names: list[str] | None, first: list[str]) -> pl.LazyFrame:
+    """Divide lines at a separator that Polars' CSV reader does not know: several characters, or runs of blanks."""
+    columns = _padded(names, len(first)) if names else first
+    line = pl.col(_LINE).str
+    fields = line.extract_all(r"\S+") if separator == " " else line.split(separator)
+    frame = lines_of(file) if names else lines_of(file).slice(1)
+    # A row of other length than the first has a null in its last column, which no later step lets pass as an id.
+    return frame.select(fields.alias(_LINE)).select(
+        pl.col(_LINE).list.get(k, null_on_oob=True).alias(column) for k, column in enumerate(columns)
+    )
