@@ -1,0 +1,224 @@
+"""Lists drawn by random access: bit for bit those of the reference, where the scheme is explained.
+
+Per list at rho = 3, eta = 45: 12 Philox blocks, 4 permutations of 16 hashes, and 45 binary searches among the user's
+items; it reads those items and writes n ids.
+"""
+
+import numpy as np
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels.cpu import threads
+from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.reference import NEGATIVES, ORDER, POSITIVES, ROUNDS, USER
+
+# Every operand is uint64: Numba turns uint64 with a signed integer into float64.
+u64 = np.uint64
+MASK32, S13, S16, S32 = u64(0xFFFFFFFF), u64(13), u64(16), u64(32)
+MULTIPLY0, MULTIPLY1, WEYL0, WEYL1 = u64(0xD2511F53), u64(0xCD9E8D57), u64(0x9E3779B9), u64(0xBB67AE85)
+MIX0, MIX1 = u64(0x85EBCA6B), u64(0xC2B2AE35)
+ZERO, ONE = u64(0), u64(1)
+BLOCK = 64  # lists whose users are searched together
+
+
+@inline
+def philox(seed, word1, ident, block):
+    """Four uniform words; word1 = 4 * epoch + stream."""
+    c0, c1, c2, c3 = block, word1 & MASK32, ident & MASK32, ident >> S32
+    key0, key1 = seed & MASK32, seed >> S32
+    for _ in range(10):
+        product0, product1 = c0 * MULTIPLY0, c2 * MULTIPLY1
+        c0, c1, c2, c3 = (
+            (product1 >> S32) ^ c1 ^ key0,
+            product1 & MASK32,
+            (product0 >> S32) ^ c3 ^ key1,
+            product0 & MASK32,
+        )
+        key0, key1 = (key0 + WEYL0) & MASK32, (key1 + WEYL1) & MASK32
+    return c0, c1, c2, c3
+
+
+@inline
+def below(word, size):
+    """Map a uniform word to 0 .. size - 1; size < 2^32, so the product fits."""
+    return (word * size) >> S32
+
+
+@inline
+def mix(x, key):
+    """Hash 32-bit x under a 32-bit key."""
+    x = (x ^ key) & MASK32
+    x = ((x ^ (x >> S16)) * MIX0) & MASK32
+    x = ((x ^ (x >> S13)) * MIX1) & MASK32
+    return x ^ (x >> S16)
+
+
+@intrinsic
+def leading_zeros(context, word):
+    """Number of zero bits above the highest one of a uint64."""
+
+    def build(context, builder, signature, args):
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), build
+
+
+@inline
+def feistel_round(image, h, rows, key0, key1):
+    """One round of the Feistel network on a grid of 2^h columns and `rows` rows."""
+    last_column = (ONE << h) - ONE
+    column, row = image & last_column, image >> h
+    column = (column + below(mix(row, key0), last_column + ONE)) & last_column
+    row = row + below(mix(column, key1), rows)
+    row = min(row, row - rows)  # the one below rows: unsigned, a negative number is the larger
+    return (row << h) | column
+
+
+@inline
+def permute(image, size, keys):
+    """Replace each image[b] by its image under the permutation of 0 .. size[b] - 1 with keys[:, b]."""
+    lanes = image.size
+    h, rows = np.empty(lanes, np.uint64), np.empty(lanes, np.uint64)
+    for b in range(lanes):
+        h[b] = (u64(64) - leading_zeros(size[b] - ONE)) >> ONE
+        rows[b] = (size[b] + (ONE << h[b]) - ONE) >> h[b]
+    for i in range(ROUNDS):
+        key0, key1, step = keys[2 * (i % 2)], keys[2 * (i % 2) + 1], u64(i)
+        for b in range(lanes):  # in vector registers, hence inside the loop over rounds
+            image[b] = feistel_round(image[b], h[b], rows[b], key0[b] + step, key1[b] + step)
+    for b in range(lanes):  # the few that fell outside walk on
+        while image[b] >= size[b]:
+            for i in range(ROUNDS):
+                even, step = 2 * (i % 2), u64(i)
+                image[b] = feistel_round(image[b], h[b], rows[b], keys[even, b] + step, keys[even + 1, b] + step)
+
+
+@inline
+def draw_users(number, seed, epoch4, proportional, first, eligible, image, size, keys, user, offset):
+    """Users of the lists in `number`, and the position of each list among those of its user; the rest is scratch."""
+    lanes = number.size
+    if not proportional:
+        for b in range(lanes):
+            draw = philox(seed, epoch4 + u64(USER), number[b], ZERO)[0]
+            user[b], offset[b] = eligible[np.int64(below(draw, u64(eligible.size)))], 0
+        return
+    order = philox(seed, epoch4 + u64(ORDER), ZERO, ZERO)
+    for b in range(lanes):
+        image[b], size[b], user[b] = number[b], u64(first[-1]), 0
+        keys[0, b], keys[1, b], keys[2, b], keys[3, b] = order
+    permute(image, size, keys)
+    # The last user whose first list is not above the slot. All lists take a step of the binary search together: their
+    # loads overlap, and there is no branch to mispredict.
+    length = first.size - 1
+    while length > 1:
+        half = length >> 1
+        for b in range(lanes):
+            user[b] = user[b] + half if first[user[b] + half] <= np.int64(image[b]) else user[b]
+        length -= half
+    for b in range(lanes):
+        offset[b] = np.int64(image[b]) - first[user[b]]
+
+
+@inline
+def draw_positives(ident, seed, word1, indptr, indices, image, size, keys, user, offset, positives):
+    """Positives of the lists of `user`: the next rho under the permutation that `ident` keys; the rest is scratch."""
+    lanes, rho = user.size, positives.shape[1]
+    for b in range(lanes):
+        keys[0, b], keys[1, b], keys[2, b], keys[3, b] = philox(seed, word1, ident[b], ZERO)
+        size[b] = indptr[user[b] + 1] - indptr[user[b]]
+    for t in range(rho):
+        for b in range(lanes):
+            image[b] = u64(offset[b] * rho + t) % size[b]
+        permute(image, size, keys)
+        for b in range(lanes):
+            positives[b, t] = indices[indptr[user[b]] + np.int64(image[b])]
+
+
+@inline
+def draw_negatives(seed, word1, number, row, n_items, rank, low, negatives):
+    """Uniform items outside `row`, the ascending items of one user; rank and low are scratch."""
+    others = u64(n_items - row.size)
+    for block in range(rank.size // 4):
+        w0, w1, w2, w3 = philox(seed, word1, number, u64(block))
+        rank[4 * block] = below(w0, others)
+        rank[4 * block + 1] = below(w1, others)
+        rank[4 * block + 2] = below(w2, others)
+        rank[4 * block + 3] = below(w3, others)
+    # The rank-th item that is no positive is rank + the positives at or before it, and positive number p has row[p] - p
+    # non-positives below it. Again a step of the binary search for all at once, the comparison done on the sign bit: a
+    # compiler that makes it a branch, wrong every other time, triples the cost of the whole list.
+    low[:] = 0
+    length = row.size
+    while length > 0:
+        half = (length + 1) >> 1
+        for j in range(negatives.size):
+            p = low[j] + half - 1
+            above = (rank[j] - (np.int64(row[p]) - p)) >> 63  # -1 where positive p lies above, else 0
+            low[j] += half & ~above
+        length -= half
+    for j in range(negatives.size):
+        negatives[j] = rank[j] + low[j]
+
+
+@kernel
+def draw_lists(
+    start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, users, items
+):
+    """Fill rows start .. stop - 1 of users and items with lists number begin + start and on."""
+    padded = (items.shape[1] - rho + 3) // 4 * 4
+    rank, low = np.empty(padded, np.int64), np.empty(padded, np.int64)
+    unsigned, signed, key_store = (
+        np.empty((4, BLOCK), np.uint64),
+        np.empty((2, BLOCK), np.int64),
+        np.empty(4 * BLOCK, np.uint64),
+    )
+    for block in range(start, stop, BLOCK):
+        lanes = min(BLOCK, stop - block)
+        number, ident, image, size = unsigned[0, :lanes], unsigned[1, :lanes], unsigned[2, :lanes], unsigned[3, :lanes]
+        user, offset = signed[0, :lanes], signed[1, :lanes]
+        keys = key_store[: 4 * lanes].reshape(4, lanes)
+        for b in range(lanes):
+            number[b] = begin + block + b
+        draw_users(number, seed, epoch4, proportional, first, eligible, image, size, keys, user, offset)
+        for b in range(lanes):
+            users[block + b] = user[b]
+            ident[b] = u64(user[b]) if proportional else number[b]
+        positives = items[block : block + lanes, :rho]
+        draw_positives(
+            ident, seed, epoch4 + u64(POSITIVES), indptr, indices, image, size, keys, user, offset, positives
+        )
+        for b in range(lanes):
+            row = indices[indptr[user[b]] : indptr[user[b] + 1]]
+            draw_negatives(seed, epoch4 + u64(NEGATIVES), number[b], row, n_items, rank, low, items[block + b, rho:])
+
+
+def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Draw lists number start .. stop - 1 of an epoch.
+
+    Returns
+    -------
+    users : int32 [B]
+    items : int32 [B, n], the rho positives and then the eta negatives
+    """
+    if plan.indptr.device.type != "cpu":
+        raise InputError(f"sample_lists: the plan must be on the CPU, got device {plan.indptr.device}")
+    if not (epoch >= 0 and 0 <= start <= stop):
+        raise InputError(
+            f"sample_lists: epoch must be at least 0 and 0 <= start <= stop, got {epoch}, {start} and {stop}"
+        )
+    if plan.user_sampling == "proportional" and stop > plan.n_lists:
+        raise InputError(f"sample_lists: an epoch holds {plan.n_lists} lists, asked for number {stop - 1}")
+    users = torch.empty(stop - start, dtype=torch.int32)
+    items = torch.empty(stop - start, plan.n, dtype=torch.int32)
+    threads.split(
+        draw_lists, stop - start, 64,
+        start, u64(plan.seed), u64(4 * epoch), plan.user_sampling == "proportional",
+        plan.indptr.numpy(), plan.indices.numpy(), plan.first.numpy(), plan.eligible.numpy(),
+        plan.n_items, plan.rho, users.numpy(), items.numpy(),
+    )  # fmt: skip
+    return users, items

@@ -1,0 +1,335 @@
+"""NeuralSort's relaxed top-K of one list, and its gradient, in memory linear in n.
+
+The softmax does not feel a constant, so with R_j = sum_l max(0, s_l - s_j) the reference's (c_k s - b)/tau becomes
+
+    z_kj = -(2 R_j + (2k - 1) s_j) / tau
+
+which is as exact for the first ranks as they are for the scores, where c_k s and b are both of size n |s| and cancel.
+The gradient keeps the reference's form, dz_k = w_k P_k (q - <P_k, q>) / tau, G = sum_k dz_k, and
+
+    ds_j = sum_k (n + 1 - 2k) dz_kj - sum_l sign(s_j - s_l)(G_j + G_l).
+
+Short lists take the n^2 pairs in vector registers: 3 and 5 vector operations per 8 or 16 pairs; long ones sort.
+P_k is computed twice, once for Q and once for the gradient, and never stored beyond one row.
+"""
+
+import math
+
+import numpy as np
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels.cpu import threads
+from drm_triton.kernels.cpu.arrays import FLOATS, view
+from drm_triton.kernels.cpu.jit import inline, kernel
+
+PAIRWISE_MAX = 192  # longest list treated by pairs; beyond it sorting is quicker
+
+f32 = np.float32
+LOG2E, LN2_HIGH, LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
+SMALLEST = f32(-87.0)  # exp of less is no normal number: flushed to 0
+
+
+@intrinsic
+def float_from_bits(context, bits):
+    """Reinterpret an int32 as a float32."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), build
+
+
+def exp(x):
+    """exp(x) for x <= 0, vectorisable in float32 (error below 2 ulp)."""
+    return math.exp(x)
+
+
+@overload(exp, inline="never")
+def _exp(x):
+    if x != types.float32:
+        return lambda x: math.exp(x)
+
+    def exp_float32(x):
+        y = max(x, SMALLEST)
+        k = np.int32(y * LOG2E - f32(0.5))  # truncation rounds to nearest, as y <= 0
+        r = (y - f32(k) * LN2_HIGH) - f32(k) * LN2_LOW
+        p = f32(1.9875691500e-4)
+        p = p * r + f32(1.3981999507e-3)
+        p = p * r + f32(8.3334519073e-3)
+        p = p * r + f32(4.1665795894e-2)
+        p = p * r + f32(1.6666665459e-1)
+        p = p * r + f32(5.0000001201e-1)
+        p = p * r * r + r + f32(1)
+        value = p * float_from_bits(np.int32((k + 127) << 23))
+        return value if x >= SMALLEST else f32(0)
+
+    return exp_float32
+
+
+@inline
+def above_sums(s, R):
+    """R_j = sum_l max(0, s_l - s_j)."""
+    n, zero = s.size, s.dtype.type(0)
+    if n <= PAIRWISE_MAX:
+        R[:] = zero
+        for m in range(0, n - 3, 4):
+            a0, a1, a2, a3 = s[m], s[m + 1], s[m + 2], s[m + 3]
+            for j in range(n):
+                x = s[j]
+                R[j] += (max(zero, a0 - x) + max(zero, a1 - x)) + (max(zero, a2 - x) + max(zero, a3 - x))
+        for m in range(n & ~3, n):
+            a0 = s[m]
+            for j in range(n):
+                R[j] += max(zero, a0 - s[j])
+        return
+    order = np.argsort(s)
+    total, upper = 0.0, s[order[n - 1]]
+    for p in range(n):  # from the best down: every step is a sum of positive terms
+        j = order[n - 1 - p]
+        total += p * (np.float64(upper) - np.float64(s[j]))
+        R[j], upper = total, s[j]
+
+
+@inline
+def subtract_signs(s, G, ds):
+    """ds_j -= sum_l sign(s_j - s_l)(G_j + G_l)."""
+    n, zero = s.size, s.dtype.type(0)
+    if n <= PAIRWISE_MAX:
+        for m in range(0, n - 3, 4):
+            a0, a1, a2, a3 = s[m], s[m + 1], s[m + 2], s[m + 3]
+            g0, g1, g2, g3 = G[m], G[m + 1], G[m + 2], G[m + 3]
+            for j in range(n):
+                x, g, total = s[j], G[j], ds[j]
+                total -= g + g0 if x > a0 else zero
+                total += g + g0 if x < a0 else zero
+                total -= g + g1 if x > a1 else zero
+                total += g + g1 if x < a1 else zero
+                total -= g + g2 if x > a2 else zero
+                total += g + g2 if x < a2 else zero
+                total -= g + g3 if x > a3 else zero
+                total += g + g3 if x < a3 else zero
+                ds[j] = total
+        for m in range(n & ~3, n):
+            a0, g0 = s[m], G[m]
+            for j in range(n):
+                x, g, total = s[j], G[j], ds[j]
+                total -= g + g0 if x > a0 else zero
+                total += g + g0 if x < a0 else zero
+                ds[j] = total
+        return
+    order = np.argsort(s)
+    everything = 0.0
+    for j in range(n):
+        everything += G[j]
+    lower, low = 0.0, 0  # sum of G, and number, of the entries below the group of ties low .. high - 1
+    while low < n:
+        value, group, high = s[order[low]], 0.0, low
+        while high < n and s[order[high]] == value:
+            group += G[order[high]]
+            high += 1
+        upper = everything - lower - group
+        for p in range(low, high):
+            j = order[p]
+            ds[j] -= G[j] * (low - (n - high)) + (lower - upper)
+        lower, low = lower + group, high
+
+
+@inline
+def relaxed_row(s, R, rank, tau, P):
+    """P = P_k for k = rank."""
+    n, real = s.size, s.dtype.type
+    scale_R, scale_s = real(-2 / tau), real(-(2 * rank - 1) / tau)
+    top = real(-np.inf)
+    for j in range(n):
+        z = scale_R * R[j] + scale_s * s[j]
+        P[j] = z
+        top = max(top, z)
+    total = real(0)
+    for j in range(n):
+        e = exp(P[j] - top)
+        P[j] = e
+        total += e
+    scale = real(1) / total
+    for j in range(n):
+        P[j] *= scale
+
+
+@inline
+def relaxed_topk(s, R, w, tau, P, Q):
+    """Q = sum_k w_k P_k; R is filled, P is scratch."""
+    above_sums(s, R)
+    Q[:] = s.dtype.type(0)
+    for rank in range(1, w.size + 1):
+        weight = w[rank - 1]
+        if weight != 0:
+            relaxed_row(s, R, rank, tau, P)
+            for j in range(s.size):
+                Q[j] += weight * P[j]
+
+
+@inline
+def relaxed_topk_gradient(s, R, w, tau, q, P, G, ds):
+    """Gradient ds to the scores for q = dL/dQ; R as `relaxed_topk` left it, P and G are scratch."""
+    n, real = s.size, s.dtype.type
+    G[:] = real(0)
+    ds[:] = real(0)
+    for rank in range(1, w.size + 1):
+        if w[rank - 1] != 0:
+            relaxed_row(s, R, rank, tau, P)
+            mean = real(0)
+            for j in range(n):
+                mean += P[j] * q[j]
+            scale, c = real(w[rank - 1] / tau), real(n + 1 - 2 * rank)
+            for j in range(n):
+                dz = scale * P[j] * (q[j] - mean)
+                G[j] += dz
+                ds[j] += c * dz
+    subtract_signs(s, G, ds)
+
+
+@inline
+def all_finite(s):
+    """Whether no score is NaN or infinite."""
+    largest = s.dtype.type(0)
+    for j in range(s.size):
+        largest += abs(s[j])
+    return largest < np.inf  # false for NaN too
+
+
+# Masked entries are left out by packing the others; the results are spread back.
+
+
+@inline
+def pack(mask, source, packed):
+    """Copy the entries that are not masked, return their number."""
+    length = 0
+    for j in range(mask.size):
+        if mask[j]:
+            packed[length] = source[j]
+            length += 1
+    return length
+
+
+@inline
+def unpack(mask, packed, target):
+    """Spread packed entries over those that are not masked; the others are 0."""
+    length = 0
+    for j in range(mask.size):
+        if mask[j]:
+            target[j] = packed[length]
+            length += 1
+        else:
+            target[j] = 0
+
+
+@kernel
+def forward_lists(start, stop, s, w, tau, mask, Q):
+    """Q of lists start .. stop - 1."""
+    scratch = np.empty((4, s.shape[1]), s.dtype)
+    for b in range(start, stop):
+        n = pack(mask[b], s[b], scratch[0])
+        x, R, P, total = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n]
+        if n > 0:
+            relaxed_topk(x, R, w[b], tau, P, total)
+            if not all_finite(x):
+                total[:] = np.nan
+        unpack(mask[b], total, Q[b])
+
+
+@kernel
+def backward_lists(start, stop, s, w, tau, mask, q, ds):
+    """Gradient of lists start .. stop - 1."""
+    scratch = np.empty((6, s.shape[1]), s.dtype)
+    for b in range(start, stop):
+        n = pack(mask[b], s[b], scratch[0])
+        pack(mask[b], q[b], scratch[1])
+        x, upstream, R, P, G, total = (
+            scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n], scratch[5, :n],
+        )  # fmt: skip
+        if n > 0:
+            above_sums(x, R)
+            relaxed_topk_gradient(x, R, w[b], tau, upstream, P, G, total)
+            if not all_finite(x):
+                total[:] = np.nan
+        unpack(mask[b], total, ds[b])
+
+
+@kernel
+def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
+    """Loss and gradient of lists start .. stop - 1."""
+    real = s.dtype.type
+    scratch = np.empty((6, s.shape[1]), s.dtype)
+    for b in range(start, stop):
+        n = pack(mask[b], s[b], scratch[0])
+        pack(mask[b], y[b], scratch[1])
+        x, r, R, P, G, total = (
+            scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n], scratch[5, :n],
+        )  # fmt: skip
+        square = real(0)
+        if n > 0:
+            relaxed_topk(x, R, w[b], tau, P, total)
+            for j in range(n):
+                residual = r[j] - total[j]
+                square += residual * residual
+                r[j] = real(-2) * residual
+            relaxed_topk_gradient(x, R, w[b], tau, r, P, G, total)
+            if not all_finite(x):
+                square = real(np.nan)
+                total[:] = np.nan
+        loss[b] = square
+        unpack(mask[b], total, ds[b])
+
+
+def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, *others: tuple[str, Tensor]) -> list:
+    """Check the arguments that the three operations share; s, w, mask and the others as arrays."""
+    if not (0 < tau < math.inf):
+        raise InputError(f"{function}: tau must be positive and finite, got {tau}")
+    scores = view(function, "s", s, (None, None), FLOATS)
+    weights = view(function, "w", w, (len(s), None), (s.dtype,))
+    K, n = weights.shape[1], scores.shape[1]
+    if n < K:
+        raise InputError(f"{function}: k must be at most n, got {K} rank weights for lists of {n} entries")
+    valid = view(function, "mask", mask, tuple(s.shape), (torch.bool,))
+    return [scores, weights, valid, *(view(function, name, x, tuple(s.shape), (s.dtype,)) for name, x in others)]
+
+
+def _grain(n: int) -> int:
+    """Lists per thread below which starting a thread costs more than it saves."""
+    return max(1, 4096 // max(1, n))
+
+
+def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
+    """Q = sum_k w_k P_k: [B, n]; zero where masked, NaN for a list with a score that is not finite.
+
+    Parameters
+    ----------
+    s : [B, n] float32 or float64; w : [B, K] of the same type; mask : bool [B, n], False where there is no entry
+    """
+    scores, weights, valid = _views("soft_topk_forward", s, w, tau, mask)
+    Q = torch.empty(s.shape, dtype=s.dtype)
+    threads.split(forward_lists, len(s), _grain(s.shape[1]), scores, weights, float(tau), valid, Q.numpy())
+    return Q
+
+
+def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
+    """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; other arguments as in `soft_topk_forward`."""
+    scores, weights, valid, upstream = _views("soft_topk_backward", s, w, tau, mask, ("q", q))
+    ds = torch.empty(s.shape, dtype=s.dtype)
+    threads.split(backward_lists, len(s), _grain(s.shape[1]), scores, weights, float(tau), valid, upstream, ds.numpy())
+    return ds
+
+
+def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
+    scores, weights, valid, relevance = _views("drm_lists", s, w, tau, mask, ("y", y))
+    loss, ds = torch.empty(len(s), dtype=s.dtype), torch.empty(s.shape, dtype=s.dtype)
+    threads.split(
+        drm_of_lists, len(s), _grain(s.shape[1]),
+        scores, relevance, weights, float(tau), valid, loss.numpy(), ds.numpy(),
+    )  # fmt: skip
+    return loss, ds

@@ -1,0 +1,197 @@
+"""Adagrad and projection, one step for each row named in a batch, its gradient summed in a fixed order.
+
+The E entries are grouped by row with a radix sort on (row, entry) whose memory depends on E alone, never on the table:
+first all threads part them into buckets by the high bits of the row, then each bucket is sorted by the low bits and its
+rows are updated by one thread. Entries of a row are summed in the order they came, so the bits of the result depend
+neither on the number of threads nor on the buckets.
+
+Per entry 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written.
+"""
+
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels.cpu import threads
+from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, check_index, view
+from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.interface import ADAGRAD_EPS, Score, check_choice
+
+f32 = np.float32
+EPS = f32(ADAGRAD_EPS)
+MAX_BUCKET_BITS = 11  # one write stream per bucket: more of them than the second-level TLB holds would crawl
+ENTRY = np.int64(0xFFFFFFFF)
+
+
+@kernel
+def count_buckets(rows, shift, counts):
+    """counts[bucket] = number of rows in it."""
+    counts[:] = 0
+    for e in range(rows.size):
+        counts[rows[e] >> shift] += 1
+
+
+@kernel
+def fill_buckets(rows, start, shift, position, keys):
+    """Write (row, entry) as one integer to its bucket; position[bucket] is where the next one goes."""
+    for e in range(rows.size):
+        bucket = rows[e] >> shift
+        keys[position[bucket]] = (np.int64(rows[e]) << 32) | (start + e)
+        position[bucket] += 1
+
+
+@inline
+def sort_bucket(keys, spare, bits, counts):
+    """Sort keys by the low `bits` bits of the row, keeping the order of equal rows; return the sorted array."""
+    passes = (bits + 7) // 8
+    shift = 32
+    for i in range(passes):
+        digit = (bits + passes - 1 - i) // passes
+        mask = (1 << digit) - 1
+        counts[: mask + 2] = 0
+        for e in range(keys.size):
+            counts[((keys[e] >> shift) & mask) + 1] += 1
+        for value in range(mask):
+            counts[value + 1] += counts[value]
+        for e in range(keys.size):
+            value = (keys[e] >> shift) & mask
+            spare[counts[value]] = keys[e]
+            counts[value] += 1
+        keys, spare = spare, keys
+        shift += digit
+    return keys
+
+
+@inline
+def sum_entries(keys, coef, X, source, group, grad):
+    """Sum into grad the coef[e] * x of the entries of one row; return the sum of their coefficients."""
+    d = grad.size
+    grad[:] = f32(0)
+    total = f32(0)
+    full = keys.size & ~3
+    for e in range(0, full, 4):
+        e0, e1, e2, e3 = keys[e] & ENTRY, keys[e + 1] & ENTRY, keys[e + 2] & ENTRY, keys[e + 3] & ENTRY
+        c0, c1, c2, c3 = coef[e0], coef[e1], coef[e2], coef[e3]
+        x0, x1, x2, x3 = X[source[e0 // group]], X[source[e1 // group]], X[source[e2 // group]], X[source[e3 // group]]
+        total += (c0 + c1) + (c2 + c3)
+        for c in range(d):
+            grad[c] += (c0 * x0[c] + c1 * x1[c]) + (c2 * x2[c] + c3 * x3[c])
+    for e in range(full, keys.size):
+        e0 = keys[e] & ENTRY
+        c0, x0 = coef[e0], X[source[e0 // group]]
+        total += c0
+        for c in range(d):
+            grad[c] += c0 * x0[c]
+    return total
+
+
+@inline
+def step_row(row, state, grad, lr):
+    """One Adagrad step and projection onto the unit ball."""
+    norm = f32(0)
+    for c in range(row.size):
+        state[c] += grad[c] * grad[c]
+        row[c] -= lr * grad[c] / (np.sqrt(state[c]) + EPS)
+        norm += row[c] * row[c]
+    if norm > f32(1):
+        scale = f32(1) / np.sqrt(norm)
+        for c in range(row.size):
+            row[c] *= scale
+
+
+@kernel
+def update_buckets(start, stop, bounds, bits, keys, spare, table, state, coef, X, source, group, lr, l2):
+    """Sort buckets start .. stop - 1 and update their rows."""
+    counts = np.empty(257, np.int64)
+    grad = np.empty(table.shape[1], np.float32)
+    for bucket in range(start, stop):
+        low, high = bounds[bucket], bounds[bucket + 1]
+        ordered = sort_bucket(keys[low:high], spare[low:high], bits, counts)
+        first = 0
+        while first < ordered.size:
+            index = ordered[first] >> 32
+            last = first + 1
+            while last < ordered.size and ordered[last] >> 32 == index:
+                last += 1
+            row = table[index]
+            total = sum_entries(ordered[first:last], coef, X, source, group, grad)
+            if l2:
+                for c in range(row.size):
+                    grad[c] = f32(2) * (grad[c] - total * row[c])
+            step_row(row, state[index], grad, lr)
+            first = last
+
+
+def update_rows(
+    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+) -> None:
+    """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
+
+    Entry e (of E) adds coef[e] * x to the gradient of row rows[e] under `dot` and 2 coef[e] * (x - row) under `l2`,
+    where x = X[source[e // (E / len(source))]]: entries come in equal groups, one per source row.
+
+    Parameters
+    ----------
+    table, state : float32 [R, d] factors and Adagrad's sum of squares
+    rows : int32 [E]; coef : float32 [E]; X : float32 [*, d]; source : int32 [B], B dividing E
+    """
+    name = "update_rows"
+    check_choice(name, "score", score, Score)
+    if not 0 <= lr < float("inf"):
+        raise InputError(f"{name}: lr must be finite and at least 0, got {lr}")
+    factors = view(name, "table", table, (None, None), FLOAT32, in_place=True)
+    squares = view(name, "state", state, tuple(table.shape), FLOAT32, in_place=True)
+    row_ids = view(name, "rows", rows, (None,), INT32)
+    factor = view(name, "coef", coef, (len(rows),), FLOAT32)
+    inputs = view(name, "X", X, (None, table.shape[1]), FLOAT32)
+    origin = view(name, "source", source, (None,), INT32)
+    if X.data_ptr() == table.data_ptr():
+        raise InputError(f"{name}: X must not be the table that is updated; pass a copy")
+    if len(rows) == 0:
+        return
+    if len(source) == 0 or len(rows) % len(source):
+        raise InputError(f"{name}: the length of source must divide that of rows, got {len(source)} and {len(rows)}")
+    check_index(name, "rows", row_ids, len(table))
+    check_index(name, "source", origin, len(X))
+
+    E, bits = len(rows), max(1, (len(table) - 1).bit_length())
+    bucket_bits = min(bits, MAX_BUCKET_BITS, max(0, E.bit_length() - 7))  # about a hundred entries in each, or more
+    shift, n_buckets = bits - bucket_bits, 1 << bucket_bits
+    chunks = max(1, min(threads.n_threads(), E >> 14))
+    edges = [E * i // chunks for i in range(chunks + 1)]
+    spans = [row_ids[a:b] for a, b in pairwise(edges)]
+    counts = np.empty((chunks, n_buckets), np.int64)
+    threads.run(partial(count_buckets, span, shift, count) for span, count in zip(spans, counts, strict=True))
+    # Within a bucket, chunks follow each other: the order of entries survives.
+    position = np.ascontiguousarray(counts.T.cumsum().reshape(n_buckets, chunks).T - counts)
+    bounds = np.append(position[0], E)
+    keys, spare = np.empty(E, np.int64), np.empty(E, np.int64)
+    threads.run(partial(fill_buckets, spans[i], edges[i], shift, position[i], keys) for i in range(chunks))
+    # Parts of equal numbers of entries, not of buckets: some rows are far more popular than others.
+    parts = 8 * chunks if chunks > 1 else 1
+    cuts = np.searchsorted(bounds, np.arange(parts + 1) * E // parts)
+    cuts[0], cuts[-1] = 0, n_buckets
+    group, l2 = E // len(source), score == "l2"
+    threads.run(
+        partial(
+            update_buckets,
+            a,
+            b,
+            bounds,
+            shift,
+            keys,
+            spare,
+            factors,
+            squares,
+            factor,
+            inputs,
+            origin,
+            group,
+            f32(lr),
+            l2,
+        )
+        for a, b in pairwise(cuts.tolist())
+    )
