@@ -1,0 +1,17 @@
+"""The operations in Triton, for NVIDIA and AMD GPUs; on the CPU only under TRITON_INTERPRET=1, for tests."""
+
+from drm_triton.kernels.gpu.gradients import list_gradients
+from drm_triton.kernels.gpu.sampling import sample_lists
+from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
+from drm_triton.kernels.gpu.topk import top_k
+from drm_triton.kernels.gpu.update import update_rows
+
+__all__ = [
+    "drm_lists",
+    "list_gradients",
+    "sample_lists",
+    "soft_topk_backward",
+    "soft_topk_forward",
+    "top_k",
+    "update_rows",
+]

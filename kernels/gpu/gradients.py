@@ -1,0 +1,339 @@
+"""Losses of training lists and their gradients to the scores and to the user's row, in one kernel.
+
+For a list of n items, the first rho positive (y = 1), u = U[user], v_j = V[item_j]:
+    s_j = u.v_j  or  -||u - v_j||^2
+    hinge  i = argmin of s over positives, j = argmax over negatives (the first of equals), Phi = log(1 + N / eta *
+           #{negatives with margin - s_i + s_neg >= 0}):   Phi max(0, margin - s_i + s_j),   ds_i = -Phi, ds_j = Phi
+    drm    ||y - Q||^2, see `softsort`
+    mse    mean (s - y)^2,   ds = 2 (s - y) / n
+    loss = hinge + lam drm + mse,   g = dloss/ds
+    user_grad = sum_j g_j v_j  or  -2 sum_j g_j (u - v_j)
+
+One program per list of up to softsort.MAX_ITEMS items. The rows of V are gathered once and stay in registers from the
+scores to the user gradient: a list moves n * d + d floats in and 2 n + d + 4 out, and P, Q and the n x n differences
+never leave the program. Longer lists run scores, `softsort_tiled` and the user gradient as separate kernels.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drm_triton.kernels import reference
+from drm_triton.kernels.gpu import softsort, softsort_tiled
+from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient
+from drm_triton.kernels.interface import ListGradients, Objective
+
+
+def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
+    """Tile sizes and warps for lists of n items and d factors.
+
+    The V tile is the largest: BLOCK_N * BLOCK_D floats. A warp per 2048 of them keeps it at 64 registers a thread, half
+    of what 16 resident warps per scheduler leave; beyond 128 factors it is gathered again for the user gradient.
+    """
+    sizes = softsort.block_sizes(n, k)
+    block_d = min(128, max(16, triton.next_power_of_2(d)))
+    sizes["num_warps"] = max(sizes["num_warps"], sizes["BLOCK_N"] * block_d // 2048)
+    return {**sizes, "BLOCK_D": block_d}
+
+
+LONG = {"BLOCK_N": 64, "BLOCK_D": 64}  # tiles of lists beyond MAX_ITEMS: 32 floats a thread with 4 warps
+
+
+@triton.jit
+def _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D: tl.constexpr):
+    """Factors start .. start + BLOCK_D - 1 of the user and of the items: [1, BLOCK_D], [BLOCK_N, BLOCK_D]."""
+    offs_d = start + tl.arange(0, BLOCK_D)[None, :]
+    u = tl.load(U_row + offs_d, mask=offs_d < d, other=0.0)
+    v = tl.load(V_ptr + item[:, None] * d + offs_d, mask=live[:, None] & (offs_d < d), other=0.0)
+    return u, v
+
+
+@triton.jit
+def _score(u, v, L2: tl.constexpr):
+    """Their share of the scores: [BLOCK_N]."""
+    if L2:
+        return -tl.sum((u - v) * (u - v), axis=1)
+    else:
+        return tl.sum(u * v, axis=1)
+
+
+@triton.jit
+def _user_gradient(g, u, v, L2: tl.constexpr):
+    """Their share of the user gradient: [BLOCK_D]."""
+    if L2:
+        return -2 * tl.sum(g[:, None] * (u - v), axis=0)
+    else:
+        return tl.sum(g[:, None] * v, axis=0)
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) for x >= 0, exact to rounding for small x too (Kahan)."""
+    y = 1 + x
+    return tl.where(y == 1, x, tl.log(y) * (x / tl.where(y == 1, 1.0, y - 1)))
+
+
+@triton.jit
+def _hinge(s, offs_n, live, rho, margin, ratio):
+    """Hinge loss and its gradient to the scores; `ratio` is N / eta."""
+    positive, negative = offs_n < rho, live & (offs_n >= rho)
+    lowest = tl.min(tl.where(positive, s, float("inf")), axis=0)
+    highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
+    i = tl.min(tl.where(positive & (s == lowest), offs_n, s.shape[0]), axis=0)
+    j = tl.min(tl.where(negative & (s == highest), offs_n, s.shape[0]), axis=0)
+    violations = tl.sum((negative & (margin - lowest + s >= 0)).to(s.dtype), axis=0)
+    gap = margin - lowest + highest
+    phi = _log1p(ratio * violations)
+    loss = tl.where(gap > 0, phi * gap, 0.0)
+    step = tl.where(gap > 0, phi, 0.0)
+    return loss, tl.where(offs_n == j, step, 0.0) - tl.where(offs_n == i, step, 0.0)
+
+
+@triton.jit
+def _finish(
+    row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE: tl.constexpr, MSE: tl.constexpr
+):  # fmt: skip
+    """Add hinge and mse to the DRM part (drm, ds), store losses and g: [BLOCK_N]."""
+    dtype: tl.constexpr = s.dtype
+    lam = tl.full((), lam, dtype)
+    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds
+    if HINGE:
+        hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
+        g += step
+    if MSE:
+        error = tl.where(live, s - (offs_n < rho).to(dtype), 0.0)
+        mse = tl.sum(error * error, axis=0) / n
+        g += 2 * error / n
+    tl.store(g_ptr + row * n + offs_n, g, mask=live)
+    tl.store(losses_ptr + row, hinge)
+    tl.store(losses_ptr + B + row, drm)
+    tl.store(losses_ptr + 2 * B + row, mse)
+    tl.store(losses_ptr + 3 * B + row, hinge + lam * drm + mse)
+    return g
+
+
+@triton.jit
+def _gradients_kernel(
+    U_ptr,  # [M, d]
+    V_ptr,  # [N, d]
+    users_ptr,  # int32 [B]
+    items_ptr,  # int32 [B, n]
+    w_ptr,  # [K]: rank weights, the same for every list (under AP: see `rank_weight`)
+    s_ptr,  # [B, n], out
+    losses_ptr,  # [4, B], out: hinge, drm, mse, loss
+    g_ptr,  # [B, n], out
+    user_grad_ptr,  # [B, d], out
+    B: tl.int64,
+    n: tl.int32,
+    d: tl.int32,
+    rho: tl.int32,
+    K: tl.int32,
+    tau: tl.float64,
+    lam: tl.float64,
+    margin: tl.float64,
+    ratio: tl.float64,
+    L2: tl.constexpr,
+    HINGE: tl.constexpr,
+    DRM: tl.constexpr,
+    MSE: tl.constexpr,
+    AP: tl.constexpr,
+    RESIDENT: tl.constexpr,  # d <= BLOCK_D: the V tile is loaded once
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    offs_n = tl.arange(0, BLOCK_N)
+    live = offs_n < n
+    dtype: tl.constexpr = s_ptr.dtype.element_ty
+    item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
+    U_row = U_ptr + tl.load(users_ptr + row).to(tl.int64) * d
+
+    if RESIDENT:
+        u, v = _load_rows(U_row, V_ptr, item, live, 0, d, BLOCK_D)
+        s = _score(u, v, L2)
+    else:
+        s = tl.zeros((BLOCK_N,), dtype)
+        for start in range(0, d, BLOCK_D):
+            u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+            s += _score(u, v, L2)
+    tl.store(s_ptr + row * n + offs_n, s, mask=live)
+
+    drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
+    if DRM:
+        tau = tl.full((), tau, dtype)
+        b = pairwise_distance(s, live)
+        place = offs_n
+        if AP:
+            place = tl.where(offs_n < rho, hard_rank(s, live), BLOCK_N)
+        Q = soft_topk(s, b, w_ptr, K, n, tau, live, place, AP, BLOCK_K)
+        r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
+        drm = tl.sum(r * r, axis=0)
+        ds = soft_topk_gradient(s, b, -2 * r, w_ptr, K, n, tau, live, place, AP, BLOCK_K)
+    g = _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+
+    out = user_grad_ptr + row * d
+    if RESIDENT:
+        offs_d = tl.arange(0, BLOCK_D)
+        tl.store(out + offs_d, _user_gradient(g, u, v, L2), mask=offs_d < d)
+    else:
+        for start in range(0, d, BLOCK_D):
+            offs_d = start + tl.arange(0, BLOCK_D)
+            u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+            tl.store(out + offs_d, _user_gradient(g, u, v, L2), mask=offs_d < d)
+
+
+@triton.jit
+def _scores_kernel(
+    U_ptr,  # [M, d]
+    V_ptr,  # [N, d]
+    users_ptr,  # int32 [B]
+    items_ptr,  # int32 [B, n]
+    s_ptr,  # [B, n], out
+    n: tl.int32,
+    d: tl.int32,
+    tiles: tl.int32,
+    L2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Scores of one tile of a long list."""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    offs_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = offs_n < n
+    item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
+    U_row = U_ptr + tl.load(users_ptr + row).to(tl.int64) * d
+    s = tl.zeros((BLOCK_N,), s_ptr.dtype.element_ty)
+    for start in range(0, d, BLOCK_D):
+        u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+        s += _score(u, v, L2)
+    tl.store(s_ptr + row * n + offs_n, s, mask=live)
+
+
+@triton.jit
+def _finish_kernel(
+    s_ptr,  # [B, n]
+    drm_ptr,  # [B]
+    losses_ptr,  # [4, B], out
+    g_ptr,  # [B, n]: gradient of drm, becomes that of the loss
+    B: tl.int64,
+    n: tl.int32,
+    rho: tl.int32,
+    lam: tl.float64,
+    margin: tl.float64,
+    ratio: tl.float64,
+    HINGE: tl.constexpr,
+    MSE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Hinge, mse and loss of a long list, whole in one program."""
+    row = tl.program_id(0).to(tl.int64)
+    offs_n = tl.arange(0, BLOCK_N)
+    live = offs_n < n
+    s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
+    ds = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
+    drm = tl.load(drm_ptr + row)
+    _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+
+
+@triton.jit
+def _user_gradient_kernel(
+    U_ptr,  # [M, d]
+    V_ptr,  # [N, d]
+    users_ptr,  # int32 [B]
+    items_ptr,  # int32 [B, n]
+    g_ptr,  # [B, n]
+    user_grad_ptr,  # [B, d], out
+    n: tl.int32,
+    d: tl.int32,
+    tiles: tl.int32,
+    L2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """User gradient of a long list, one tile of factors."""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    start = (tl.program_id(0) % tiles) * BLOCK_D
+    offs_d = start + tl.arange(0, BLOCK_D)
+    U_row = U_ptr + tl.load(users_ptr + row).to(tl.int64) * d
+    total = tl.zeros((BLOCK_D,), g_ptr.dtype.element_ty)
+    for first in range(0, n, BLOCK_N):
+        offs_n = first + tl.arange(0, BLOCK_N)
+        live = offs_n < n
+        item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
+        g = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
+        u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+        total += _user_gradient(g, u, v, L2)
+    tl.store(user_grad_ptr + row * d + offs_d, total, mask=offs_d < d)
+
+
+@lru_cache(maxsize=64)
+def _weights(objective: Objective, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """w_k [K], the same for every list with rho positives first; under `ap` without the hits up to k.
+
+    Cached: made once per run, so that a step copies nothing from the host.
+    """
+    if objective.weight == "ap":
+        rank = torch.arange(1, objective.K + 1, dtype=torch.float64)
+        w = 1 / rank / min(objective.K, objective.rho)
+    else:
+        y = (torch.arange(n) < objective.rho).double()[None]
+        w = reference.rank_weights(y, y, objective.K, objective.weight, torch.ones_like(y, dtype=torch.bool))[0]
+    return w.to(device=device, dtype=dtype)
+
+
+def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> ListGradients:
+    """Losses of B lists, their gradient to the scores and to the user's row (see `reference.list_gradients`).
+
+    Parameters
+    ----------
+    U : [M, d], V : [N, d] contiguous; users : int32 [B]; items : int32 [B, n], the rho positives first
+    """
+    (B, n), d = items.shape, U.shape[1]
+    users, items = users.contiguous(), items.contiguous()
+    s, user_grad = U.new_empty(B, n), U.new_empty(B, d)
+    losses = U.new_empty(4, B)
+    terms = {
+        "B": B,
+        "n": n,
+        "rho": objective.rho,
+        "lam": objective.lam,
+        "margin": objective.margin,
+        "ratio": len(V) / max(1, n - objective.rho),
+        "HINGE": objective.hinge,
+        "MSE": objective.mse,
+    }
+    L2 = objective.score == "l2"
+    if B == 0:
+        g = torch.empty_like(s)
+    elif n <= softsort.MAX_ITEMS:
+        g = torch.empty_like(s)
+        blocks = block_sizes(n, d, objective.K)
+        _gradients_kernel[(B,)](
+            U, V, users, items, _weights(objective, n, U.dtype, U.device), s, losses, g, user_grad,
+            d=d, K=objective.K, tau=objective.tau, L2=L2, DRM=objective.drm, AP=objective.weight == "ap",
+            RESIDENT=d <= blocks["BLOCK_D"], **terms, **blocks, enable_fp_fusion=True,
+        )  # fmt: skip
+    else:
+        drm, g = s.new_zeros(B), torch.zeros_like(s)
+        tiles, parts = triton.cdiv(n, LONG["BLOCK_N"]), triton.cdiv(d, LONG["BLOCK_D"])
+        _scores_kernel[(B * tiles,)](
+            U, V, users, items, s, n=n, d=d, tiles=tiles, L2=L2, **LONG, num_warps=4, enable_fp_fusion=True
+        )
+        if objective.drm:
+            mask = torch.ones_like(s, dtype=torch.bool)
+            y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
+            w = reference.rank_weights(s, y, objective.K, objective.weight, mask)
+            drm, g = softsort_tiled.drm_lists(s, y, w, objective.tau, mask)
+        block_n = triton.next_power_of_2(n)
+        _finish_kernel[(B,)](
+            s, drm, losses, g, **terms, BLOCK_N=block_n, num_warps=min(16, block_n // 64), enable_fp_fusion=True
+        )
+        _user_gradient_kernel[(B * parts,)](
+            U, V, users, items, g, user_grad, n=n, d=d, tiles=parts, L2=L2, **LONG, num_warps=4, enable_fp_fusion=True
+        )
+    hinge, drm, mse, loss = losses
+    return ListGradients(s, hinge, drm, mse, loss, g, user_grad)

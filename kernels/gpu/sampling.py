@@ -1,0 +1,216 @@
+"""Draw training lists on the device, bit for bit those of `reference.sample_lists`.
+
+List number L of an epoch is a pure function of (seed, epoch, L): Philox 4x32-10 with key = seed and counter =
+(block, 4 * epoch + stream, id, id >> 32). A program draws a tile of lists:
+
+    slot      = permutation of 0 .. n_lists - 1 at L              (Feistel network on a grid, no memory)
+    user      = last u with first[u] <= slot                      (binary search)
+    positives = the user's row at permuted positions slot * rho .. slot * rho + rho - 1, modulo its length
+    negatives = rank r among the items outside the row -> item    (binary search for the positives below it)
+
+Nothing is rejected and drawn again, so a user with nearly all items costs the same as any other.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drm_triton.kernels import reference
+from drm_triton.kernels.interface import ListPlan
+
+ORDER = tl.constexpr(reference.ORDER)
+USER = tl.constexpr(reference.USER)
+POSITIVES = tl.constexpr(reference.POSITIVES)
+NEGATIVES = tl.constexpr(reference.NEGATIVES)
+ROUNDS = tl.constexpr(reference.ROUNDS)
+
+# 16 lists share a program so that the scalar work of a list (its permutation and searches) fills the lanes of a warp;
+# 64 negatives a pass cover eta = 15 * rho up to rho = 4 at once and leave 8 per thread.
+LISTS = 16
+BLOCK_POSITIVES = 4
+BLOCK_NEGATIVES = 64
+
+
+@triton.jit
+def _words(seed, epoch, stream, ident, block):
+    """Four uniform 32-bit words for each int64 `ident` and uint32 `block` of the same shape."""
+    c1 = tl.zeros_like(block) + (4 * epoch.to(tl.int64) + stream).to(tl.uint32)
+    return tl.philox(seed, block, c1, ident.to(tl.uint32), (ident >> 32).to(tl.uint32))
+
+
+@triton.jit
+def _below(word, size):
+    """Uniform word -> 0 .. size - 1, both uint32."""
+    return tl.umulhi(word, size)
+
+
+@triton.jit
+def _mix(x, key):
+    """Hash uint32 x under a uint32 key (the finaliser of MurmurHash3)."""
+    x = x ^ key
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _half_bits(size):
+    """Half the bit length of size - 1, rounded down."""
+    rest = size - 1
+    bits = tl.zeros_like(rest)
+    for i in tl.static_range(6):
+        shift = 32 >> i
+        high = (rest >> shift) > 0
+        bits += tl.where(high, shift, 0)
+        rest = tl.where(high, rest >> shift, rest)
+    return (bits + (rest > 0)) >> 1
+
+
+@triton.jit
+def _permute(index, size, key0, key1, key2, key3):
+    """Image of int64 `index` under a keyed permutation of 0 .. size - 1 (see `reference.permute`); shapes alike.
+
+    Columns and rows of the grid stay below 2^32 for any size below 2^62, so the rounds run on uint32.
+    """
+    h = _half_bits(size)
+    columns = (tl.full(size.shape, 1, tl.int64) << h).to(tl.uint32)
+    rows = ((size + (tl.full(size.shape, 1, tl.int64) << h) - 1) >> h).to(tl.uint32)
+    image = index
+    outside = size > 0
+    while tl.max(outside.to(tl.int32)) > 0:
+        column, row = image.to(tl.uint32) & (columns - 1), (image >> h).to(tl.uint32)
+        for i in tl.static_range(ROUNDS):
+            even = key0 if i % 2 == 0 else key2
+            odd = key1 if i % 2 == 0 else key3
+            column = (column + _below(_mix(row, even + i), columns)) & (columns - 1)
+            row = row + _below(_mix(column, odd + i), rows)
+            row = tl.where(row >= rows, row - rows, row)
+        image = tl.where(outside, (row.to(tl.int64) << h) | column.to(tl.int64), image)
+        outside = image >= size
+    return image
+
+
+@triton.jit
+def _count(base_ptr, length, step, target, SLOPE: tl.constexpr):
+    """How many i < length have base[i] - SLOPE * i <= target; those differences must not decrease.
+
+    Binary search, one bit of the count at a time: `step` is a power of two, at least half of the largest count.
+    """
+    count = tl.zeros_like(target)
+    while step > 0:
+        last = count + step - 1
+        value = tl.load(base_ptr + last, mask=last < length, other=0).to(tl.int64) - SLOPE * last
+        count = tl.where((last < length) & (value <= target), last + 1, count)
+        step = step >> 1
+    return count
+
+
+@triton.jit(do_not_specialize=["seed", "epoch", "start", "n_out", "n_lists"])
+def _sample_kernel(
+    first_ptr,  # int64 [n_users + 1]
+    eligible_ptr,  # int32 [n_eligible]
+    indptr_ptr,  # int64 [n_users + 1]
+    indices_ptr,  # int32 [nnz]
+    users_ptr,  # int32 [n_out], out
+    items_ptr,  # int32 [n_out, rho + eta], out
+    seed: tl.int64,
+    epoch: tl.int64,
+    start: tl.int64,
+    n_out: tl.int64,
+    n_lists: tl.int64,
+    n_users: tl.int64,
+    n_eligible: tl.int64,
+    n_items: tl.int64,
+    rho: tl.int64,
+    eta: tl.int64,
+    user_step: tl.int64,  # largest power of two up to n_users
+    item_step: tl.int64,  # and up to n_items
+    PROPORTIONAL: tl.constexpr,
+    LISTS: tl.constexpr,
+    BLOCK_POSITIVES: tl.constexpr,
+    BLOCK_NEGATIVES: tl.constexpr,
+):
+    out = tl.program_id(0).to(tl.int64) * LISTS + tl.arange(0, LISTS)
+    mask = out < n_out
+    number = tl.minimum(out, n_out - 1) + start  # lanes past the end repeat the last list and store nothing
+    zero = tl.zeros_like(number)
+
+    if PROPORTIONAL:
+        key0, key1, key2, key3 = _words(seed, epoch, ORDER, zero, zero.to(tl.uint32))
+        slot = _permute(number, zero + n_lists, key0, key1, key2, key3)
+        user = _count(first_ptr + 1, n_users, user_step, slot, SLOPE=0)
+        offset = (slot - tl.load(first_ptr + user)) * rho
+        source = user
+    else:
+        word, _, _, _ = _words(seed, epoch, USER, number, zero.to(tl.uint32))
+        user = tl.load(eligible_ptr + _below(word, (zero + n_eligible).to(tl.uint32)).to(tl.int64)).to(tl.int64)
+        offset = zero
+        source = number
+    tl.store(users_ptr + out, user.to(tl.int32), mask=mask)
+
+    begin = tl.load(indptr_ptr + user)
+    degree = tl.load(indptr_ptr + user + 1) - begin
+    items_row = items_ptr + out[:, None] * (rho + eta)
+
+    offs_p = tl.arange(0, BLOCK_POSITIVES)[None, :]
+    key0, key1, key2, key3 = _words(seed, epoch, POSITIVES, source, zero.to(tl.uint32))
+    for t in range(0, rho, BLOCK_POSITIVES):
+        index = (offset[:, None] + t + offs_p) % degree[:, None]
+        size = degree[:, None] + tl.zeros_like(index)
+        position = _permute(index, size, key0[:, None], key1[:, None], key2[:, None], key3[:, None])
+        item = tl.load(indices_ptr + begin[:, None] + position)
+        tl.store(items_row + t + offs_p, item, mask=mask[:, None] & (t + offs_p < rho))
+
+    offs_n = tl.arange(0, BLOCK_NEGATIVES)[None, :]
+    block = tl.arange(0, BLOCK_NEGATIVES // 4)[None, :].to(tl.uint32) + tl.zeros_like(number).to(tl.uint32)[:, None]
+    ident = number[:, None] + tl.zeros_like(block).to(tl.int64)
+    outside = (n_items - degree).to(tl.uint32)[:, None]
+    longest = tl.max(degree)
+    step = item_step
+    while step > longest:
+        step = step >> 1
+    for t in range(0, eta, BLOCK_NEGATIVES):
+        word0, word1, word2, word3 = _words(seed, epoch, NEGATIVES, ident, block)
+        # [w0 w2] and [w1 w3] interleaved, then both with each other: the words in their order, four to a block.
+        words = tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
+        rank = _below(words, outside).to(tl.int64)  # among the items that are not positives
+        positives = _count(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
+        item = (rank + positives).to(tl.int32)
+        tl.store(items_row + rho + t + offs_n, item, mask=mask[:, None] & (t + offs_n < eta))
+        block += BLOCK_NEGATIVES // 4
+
+
+def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Draw lists number start .. stop - 1 of an epoch: users int32 [B], items int32 [B, n] (see `reference`)."""
+    device, n_out, n_users = plan.indptr.device, stop - start, len(plan.indptr) - 1
+    users = torch.empty(n_out, dtype=torch.int32, device=device)
+    items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)
+    if n_out == 0:
+        return users, items
+    _sample_kernel[(triton.cdiv(n_out, LISTS),)](
+        plan.first,
+        plan.eligible,
+        plan.indptr,
+        plan.indices,
+        users,
+        items,
+        seed=plan.seed,
+        epoch=epoch,
+        start=start,
+        n_out=n_out,
+        n_lists=plan.n_lists,
+        n_users=n_users,
+        n_eligible=len(plan.eligible),
+        n_items=plan.n_items,
+        rho=plan.rho,
+        eta=plan.eta,
+        user_step=1 << (n_users.bit_length() - 1),
+        item_step=1 << (plan.n_items.bit_length() - 1),
+        PROPORTIONAL=plan.user_sampling == "proportional",
+        LISTS=LISTS,
+        BLOCK_POSITIVES=BLOCK_POSITIVES,
+        BLOCK_NEGATIVES=BLOCK_NEGATIVES,
+        num_warps=4,
+    )
+    return users, items

@@ -1,0 +1,183 @@
+"""Relaxed top-K membership by NeuralSort, its gradient, and the DRM loss of lists.
+
+For the scores s of a list of n items:   b_j = sum_l |s_j - s_l|,   c_k = n + 1 - 2k
+    P_k = softmax((c_k s - b) / tau),   Q = sum_{k <= K} w_k P_k                               # Q: [n]
+Gradient, with q = dL/dQ:   dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k
+    ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l) (G_j + G_l)
+DRM:   r = y - Q,   L = ||r||^2,   q = -2 r
+
+A list of up to MAX_ITEMS items is one program: the n x n differences and the P_k are tiles of registers, and a list is
+read once and written once. Longer lists go to `softsort_tiled`. Ragged lists come with a mask; a masked entry has
+Q = ds = 0 whatever its score, and n is the number of the others.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drm_triton.kernels.gpu import softsort_tiled
+
+# The n x n tile takes BLOCK_N^2 / (32 * num_warps) registers per thread if the compiler keeps all of it: 128 at 128
+# items and 4 warps, the longest that compiles without spilling on every target (bench/gpu_static.py).
+MAX_ITEMS = 128
+
+
+def block_sizes(n: int, k: int) -> dict[str, int]:
+    """Tile sizes and warps for lists of n items with cut-off k."""
+    block_n = max(16, triton.next_power_of_2(n))
+    # All ranks of the paper's K = rho <= 5 in one or two passes; beyond 8 a pass costs registers and gains little.
+    block_k = min(8, triton.next_power_of_2(k))
+    # A warp per 32 items: reductions across warps pass through shared memory, so short lists take one warp.
+    return {"BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": max(1, block_n // 32)}
+
+
+@triton.jit
+def pairwise_distance(s, live):
+    """b_j = sum_l |s_j - s_l| over the live l: [BLOCK_N]."""
+    return tl.sum(tl.where(live[None, :], tl.abs(s[:, None] - s[None, :]), 0.0), axis=1)
+
+
+@triton.jit
+def pairwise_sign(s, G, live):
+    """sum_l sign(s_j - s_l) (G_j + G_l) over the live l: [BLOCK_N]."""
+    pair = tl.where(live[None, :], G[:, None] + G[None, :], 0.0)
+    above, below = s[:, None] > s[None, :], s[:, None] < s[None, :]
+    return tl.sum(tl.where(above, pair, tl.where(below, -pair, 0.0)), axis=1)
+
+
+@triton.jit
+def hard_rank(s, live):
+    """Position in the descending order, ties to the lower index, first = 0: [BLOCK_N]."""
+    index = tl.arange(0, s.shape[0])
+    ahead = (s[None, :] > s[:, None]) | ((s[None, :] == s[:, None]) & (index[None, :] < index[:, None]))
+    return tl.sum((ahead & live[None, :]).to(tl.int32), axis=1)
+
+
+@triton.jit
+def relaxed_rows(s, b, rank, length, tau, live):
+    """c_k and P_k for the ranks of a tile: [BLOCK_K, 1], [BLOCK_K, BLOCK_N]; entries that are not live are 0."""
+    c = (length + 1 - 2 * rank).to(s.dtype)[:, None]
+    z = (c * s[None, :] - b[None, :]) / tau
+    top = tl.max(tl.where(live[None, :], z, float("-inf")), axis=1)[:, None]
+    e = tl.where(live[None, :], tl.exp(z - top), 0.0)
+    return c, tl.where(live[None, :], e / tl.sum(e, axis=1)[:, None], 0.0)
+
+
+@triton.jit
+def rank_weight(w_ptr, rank, K, place, AP: tl.constexpr):
+    """w_k [BLOCK_K, 1], 0 beyond K. Under AP, w_ptr holds 1 / (k min(K, #positives)) and the hits up to k multiply it.
+
+    place : hard rank of the positives, a number beyond every rank for the other items: [BLOCK_N]; used under AP.
+    """
+    w = tl.load(w_ptr + rank - 1, mask=rank <= K, other=0.0)[:, None]
+    if AP:
+        w *= tl.sum((place[None, :] < rank[:, None]).to(w.dtype), axis=1)[:, None]
+    return w
+
+
+@triton.jit
+def soft_topk(s, b, w_ptr, K, length, tau, live, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Q = sum_k w_k P_k: [BLOCK_N]."""
+    Q = tl.zeros_like(s)
+    for first in range(1, K + 1, BLOCK_K):
+        rank = first + tl.arange(0, BLOCK_K)
+        _, P = relaxed_rows(s, b, rank, length, tau, live)
+        Q += tl.sum(rank_weight(w_ptr, rank, K, place, AP) * P, axis=0)
+    return Q
+
+
+@triton.jit
+def soft_topk_gradient(s, b, q, w_ptr, K, length, tau, live, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
+    """ds for an upstream gradient q = dL/dQ, zero where not live: [BLOCK_N]."""
+    ds, G = tl.zeros_like(s), tl.zeros_like(s)
+    for first in range(1, K + 1, BLOCK_K):
+        rank = first + tl.arange(0, BLOCK_K)
+        c, P = relaxed_rows(s, b, rank, length, tau, live)
+        w = rank_weight(w_ptr, rank, K, place, AP)
+        dz = w * P * (q[None, :] - tl.sum(P * q[None, :], axis=1)[:, None]) / tau
+        ds += tl.sum(c * dz, axis=0)
+        G += tl.sum(dz, axis=0)
+    return tl.where(live, ds - pairwise_sign(s, G, live), 0.0)
+
+
+@triton.jit
+def _lists_kernel(
+    s_ptr,  # [B, n]
+    x_ptr,  # [B, n]: the upstream gradient q for "backward", the relevance y for "drm", unused for "forward"
+    w_ptr,  # [B, K]
+    mask_ptr,  # bool [B, n]
+    loss_ptr,  # [B], out for "drm"
+    out_ptr,  # [B, n]: Q for "forward", else ds
+    n: tl.int32,
+    K: tl.int32,
+    tau: tl.float64,
+    MODE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    offs_n = tl.arange(0, BLOCK_N)
+    mask_n = offs_n < n
+    live = tl.load(mask_ptr + row * n + offs_n, mask=mask_n, other=0) != 0
+    s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
+    tau = tl.full((), tau, s.dtype)
+    length = tl.sum(live.to(tl.int32), axis=0)
+    w_row = w_ptr + row * K
+    b = pairwise_distance(s, live)
+    if MODE != "forward":
+        x = tl.load(x_ptr + row * n + offs_n, mask=live, other=0.0)
+    if MODE != "backward":
+        Q = soft_topk(s, b, w_row, K, length, tau, live, offs_n, False, BLOCK_K)
+    if MODE == "forward":
+        tl.store(out_ptr + row * n + offs_n, Q, mask=mask_n)
+    else:
+        q = x
+        if MODE == "drm":
+            r = tl.where(live, x - Q, 0.0)
+            tl.store(loss_ptr + row, tl.sum(r * r, axis=0))
+            q = -2 * r
+        ds = soft_topk_gradient(s, b, q, w_row, K, length, tau, live, offs_n, False, BLOCK_K)
+        tl.store(out_ptr + row * n + offs_n, ds, mask=mask_n)
+
+
+def _launch(mode: str, s: Tensor, x: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Run `_lists_kernel` on contiguous copies where needed: (loss [B], Q or ds [B, n])."""
+    s, x, w, mask = s.contiguous(), x.to(s.dtype).contiguous(), w.to(s.dtype).contiguous(), mask.contiguous()
+    (B, n), K = s.shape, w.shape[1]
+    loss, out = s.new_empty(B), torch.empty_like(s)
+    if B > 0:
+        _lists_kernel[(B,)](
+            s, x, w, mask, loss, out, n=n, K=K, tau=tau, MODE=mode, enable_fp_fusion=True, **block_sizes(n, K)
+        )  # fmt: skip
+    return loss, out
+
+
+def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
+    """Q = sum_k w_k P_k.
+
+    Parameters
+    ----------
+    s : [B, n] scores, float32 or float64; w : [B, K] rank weights; mask : bool [B, n], False for padding
+
+    Returns
+    -------
+    [B, n]
+    """
+    if s.shape[1] > MAX_ITEMS:
+        return softsort_tiled.soft_topk_forward(s, w, tau, mask)
+    return _launch("forward", s, s, w, tau, mask)[1]
+
+
+def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
+    """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; the rest as in `soft_topk_forward`."""
+    if s.shape[1] > MAX_ITEMS:
+        return softsort_tiled.soft_topk_backward(s, w, tau, mask, q)
+    return _launch("backward", s, q, w, tau, mask)[1]
+
+
+def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
+    if s.shape[1] > MAX_ITEMS:
+        return softsort_tiled.drm_lists(s, y, w, tau, mask)
+    return _launch("drm", s, y, w, tau, mask)

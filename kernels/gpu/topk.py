@@ -1,0 +1,192 @@
+"""The k best items of each query, without a queries x items matrix: blocked scores, seen-item mask, running top-k.
+
+A program scores BLOCK_M queries against its share of the items, BLOCK_N at a time, and turns each score into a key
+    key = ordered(score) << 31 | (2^31 - 1 - item)        int64, >= 0; -1 for seen items and padding
+so that keys are distinct and the larger key is the better item, ties of score going to the lower item index.
+Keys that reach the query's threshold are appended to its buffer of `capacity` keys in global memory. When a buffer may
+overflow, the k-th largest key is found by bisection (counting keys >= middle), becomes the threshold, and the smaller
+keys are dropped. In any order of the items a buffer holds all k best so far; in a random order the threshold soon lets
+few keys pass and pruning becomes rare. k and the capacity are run-time numbers: no sorting network, nothing to unroll.
+
+The seen items of a query ascend, so each program walks them once, beside its items.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drm_triton.kernels.interface import Score
+
+BLOCK_M, BLOCK_N = 32, 64  # 2048 scores over 4 warps: 16 per thread, with their keys 48 registers
+MAX_BLOCK_D = 64
+SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
+PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
+
+
+@triton.jit
+def _keys(score, item, valid):
+    """int64 keys of float32 scores."""
+    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
+    return tl.where(valid, (ordered << 31) | (0x7FFFFFFF - item).to(tl.int64), -1)
+
+
+@triton.jit
+def _prune(buffer_row, count, threshold, k, BLOCK_N: tl.constexpr):
+    """Keep the k largest keys of each buffer: new count and threshold, [BLOCK_M] each."""
+    # Invariant: at least k keys are >= low (or there are fewer than k in all), fewer than k are >= high.
+    low, high = threshold, tl.full(threshold.shape, 0x7FFFFFFFFFFFFFFF, tl.int64)
+    high = tl.where(count > k, high, low + 1)
+    longest = tl.max(count)
+    tl.debug_barrier()  # the appended keys are visible to all threads
+    while tl.max(high - low) > 1:
+        middle = low + (high - low) // 2
+        reach = tl.zeros_like(count)
+        for start in range(0, longest, BLOCK_N):
+            offs = start + tl.arange(0, BLOCK_N)[None, :]
+            key = tl.load(buffer_row[:, None] + offs, mask=offs < count[:, None], other=-1)
+            reach += tl.sum((key >= middle[:, None]).to(tl.int32), axis=1)
+        low = tl.where(reach >= k, middle, low)
+        high = tl.where(reach == k, low + 1, tl.where(reach < k, middle, high))
+    kept = tl.zeros_like(count)
+    for start in range(0, longest, BLOCK_N):
+        offs = start + tl.arange(0, BLOCK_N)[None, :]
+        key = tl.load(buffer_row[:, None] + offs, mask=offs < count[:, None], other=-1)
+        keep = key >= low[:, None]
+        place = kept[:, None] + tl.cumsum(keep.to(tl.int32), axis=1) - 1
+        tl.debug_barrier()  # all threads have read this tile: places never pass it
+        tl.store(buffer_row[:, None] + place, key, mask=keep)
+        kept += tl.sum(keep.to(tl.int32), axis=1)
+    tl.debug_barrier()
+    return kept, low
+
+
+@triton.jit
+def _candidates_kernel(
+    queries_ptr,  # [m, d]
+    V_ptr,  # [n_items, d]
+    indptr_ptr,  # int64 [m + 1]
+    seen_ptr,  # int32
+    buffer_ptr,  # int64 [m, splits, capacity], out: the k best keys of each split first, -1 where there are fewer
+    m: tl.int64,
+    n_items: tl.int64,
+    d: tl.int32,
+    k: tl.int32,
+    capacity: tl.int32,
+    share: tl.int64,  # items of a split, a multiple of BLOCK_N
+    L2: tl.constexpr,
+    SEEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < m
+    begin = tl.program_id(1) * share
+    end = tl.minimum(begin + share, n_items)
+    buffer_row = buffer_ptr + (offs_m * tl.num_programs(1) + tl.program_id(1)) * capacity
+    count = tl.zeros((BLOCK_M,), tl.int32)
+    threshold = tl.zeros((BLOCK_M,), tl.int64)
+
+    square = tl.zeros((BLOCK_M,), tl.float32)  # ||query||^2
+    if L2:
+        for start in range(0, d, BLOCK_D):
+            offs_d = start + tl.arange(0, BLOCK_D)
+            mask_q = mask_m[:, None] & (offs_d < d)[None, :]
+            q = tl.load(queries_ptr + offs_m[:, None] * d + offs_d[None, :], mask=mask_q, other=0.0)
+            square += tl.sum(q * q, axis=1)
+    if SEEN:
+        cursor = tl.load(indptr_ptr + offs_m, mask=mask_m, other=0)
+        last = tl.load(indptr_ptr + offs_m + 1, mask=mask_m, other=0)
+        if begin > 0:  # skip the seen items of earlier splits
+            step = tl.full((), 1 << 30, tl.int64)
+            while step > 0:
+                probe = cursor + step - 1
+                before = tl.load(seen_ptr + probe, mask=probe < last, other=0x7FFFFFFF) < begin
+                cursor = tl.where(before, probe + 1, cursor)
+                step = step >> 1
+
+    for first in range(begin, end, BLOCK_N):
+        item = first + tl.arange(0, BLOCK_N)
+        mask_n = item < end
+        score = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        norm = tl.zeros((BLOCK_N,), tl.float32)
+        for start in range(0, d, BLOCK_D):
+            offs_d = start + tl.arange(0, BLOCK_D)
+            mask_d = offs_d < d
+            q = tl.load(
+                queries_ptr + offs_m[:, None] * d + offs_d[None, :], mask=mask_m[:, None] & mask_d[None, :], other=0.0
+            )
+            v = tl.load(V_ptr + item[:, None] * d + offs_d[None, :], mask=mask_n[:, None] & mask_d[None, :], other=0.0)
+            score = tl.dot(q, tl.trans(v), score, input_precision="ieee")
+            if L2:
+                norm += tl.sum(v * v, axis=1)
+        if L2:
+            score = tl.minimum(2 * score - norm[None, :] - square[:, None], 0.0)
+        valid = mask_m[:, None] & mask_n[None, :]
+        if SEEN:
+            seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF).to(tl.int64)
+            while tl.min(seen) < first + BLOCK_N:
+                valid = valid & (item[None, :] != seen[:, None])
+                cursor += (seen < first + BLOCK_N).to(tl.int64)
+                seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF).to(tl.int64)
+        key = _keys(score, item[None, :], valid)
+        good = key >= threshold[:, None]
+        fresh = tl.sum(good.to(tl.int32), axis=1)
+        if tl.max(fresh) > 0:
+            place = count[:, None] + tl.cumsum(good.to(tl.int32), axis=1) - 1
+            tl.store(buffer_row[:, None] + place, key, mask=good)
+            count += fresh
+            if tl.max(count) > capacity - BLOCK_N:
+                count, threshold = _prune(buffer_row, count, threshold, k, BLOCK_N)
+    count, threshold = _prune(buffer_row, count, threshold, k, BLOCK_N)
+    for start in range(0, k, BLOCK_N):
+        offs = start + tl.arange(0, BLOCK_N)[None, :]
+        empty = (offs >= count[:, None]) & (offs < k) & mask_m[:, None]
+        tl.store(buffer_row[:, None] + offs, tl.full((BLOCK_M, BLOCK_N), -1, tl.int64), mask=empty)
+
+
+def top_k(
+    queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k best items of each query row, best first, ties to the lower item index; in float32.
+
+    `l2` is scored as 2 q.v - ||v||^2 - ||q||^2, so nearly equal scores may change places within rounding.
+
+    Parameters
+    ----------
+    queries : [m, d]; V : [N, d]
+    seen : (indptr int64 [m + 1], indices int32, ascending within a row): items of each query that are left out
+
+    Returns
+    -------
+    items : int32 [m, k], scores : float32 [m, k]; where fewer than k items remain, item -1 with score -inf.
+    """
+    queries, V = queries.float().contiguous(), V.float().contiguous()
+    (m, d), n_items, device = queries.shape, len(V), queries.device
+    indptr, indices = seen if seen is not None else (torch.zeros(1, dtype=torch.int64, device=device),) * 2
+    # Room for k keys and several tiles: the more, the rarer a prune; 4 k lets the threshold quadruple its rank each time.
+    capacity = triton.next_power_of_2(4 * k + 4 * BLOCK_N)
+    block_m = triton.cdiv(m, BLOCK_M)
+    splits = max(1, min(PROGRAMS // max(1, block_m), n_items // (2 * capacity)))
+    share = triton.cdiv(triton.cdiv(n_items, BLOCK_N), splits) * BLOCK_N
+    splits = max(1, triton.cdiv(n_items, share)) if n_items else 1
+    turn = max(BLOCK_M, SCRATCH // (8 * capacity * splits) // BLOCK_M * BLOCK_M)
+    items = torch.empty(m, k, dtype=torch.int32, device=device)
+    scores = torch.empty(m, k, dtype=torch.float32, device=device)
+    for row in range(0, m, turn):
+        part = queries[row : row + turn]
+        buffer = torch.empty(len(part), splits, capacity, dtype=torch.int64, device=device)
+        _candidates_kernel[(triton.cdiv(len(part), BLOCK_M), splits)](
+            part, V, indptr[row:], indices, buffer, m=len(part), n_items=n_items, d=d, k=k, capacity=capacity,
+            share=share, L2=score == "l2", SEEN=seen is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+            BLOCK_D=min(MAX_BLOCK_D, max(16, triton.next_power_of_2(d))), num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+        key = buffer[:, :, :k].flatten(1).sort(dim=1, descending=True).values[:, :k]
+        ordered = (key >> 31) - 2**31
+        bits = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(torch.int32)
+        empty = key < 0
+        items[row : row + turn] = torch.where(empty, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF)).to(torch.int32)
+        scores[row : row + turn] = torch.where(empty, -torch.inf, bits.view(torch.float32))
+    return items, scores

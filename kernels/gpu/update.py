@@ -1,0 +1,102 @@
+"""One Adagrad step and projection for every row of a table that a batch touches, in place.
+
+Entry e adds coef_e x_e to the gradient of its row under `dot` and 2 coef_e (x_e - row) under `l2`, where x_e is the row
+of X that its group names. Per row, in the order of the entries:
+    grad = sum_e ...,   state += grad^2,   row -= lr grad / (sqrt(state) + eps),   row /= max(1, ||row||)
+
+The entries are sorted by row (stable), so those of a row stand side by side. A program walks CHUNK sorted places; where
+a row begins it sums the whole row's entries, BLOCK_E at a time, and updates it. Each row has one owner and one order of
+summation: no atomics, the same bits on every run, and the E x d entry gradients are never stored.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drm_triton.kernels import interface
+from drm_triton.kernels.interface import Score
+
+ADAGRAD_EPS = tl.constexpr(interface.ADAGRAD_EPS)
+
+# Most entries are draws of negatives, a handful per row: 8 rows of X in flight hide the latency of the gather, and
+# 8 places per program keep the launch of mostly idle programs (one row starts every few places) off the bill.
+BLOCK_E = 8
+CHUNK = 8
+
+
+@triton.jit
+def _update_kernel(
+    table_ptr,  # [R, d], in place
+    state_ptr,  # [R, d], in place
+    sorted_ptr,  # int32 [E]: rows, ascending
+    order_ptr,  # int64 [E]: the entry at each sorted place
+    coef_ptr,  # [E]
+    X_ptr,  # [*, d]
+    source_ptr,  # int32 [E / group]
+    E: tl.int64,
+    group: tl.int64,
+    d: tl.int32,
+    lr: tl.float64,
+    L2: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < d
+    dtype: tl.constexpr = table_ptr.dtype.element_ty
+    first = tl.program_id(0).to(tl.int64) * CHUNK
+    before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1)
+    for place in range(first, tl.minimum(first + CHUNK, E)):
+        row = tl.load(sorted_ptr + place)
+        if row != before:
+            offset = row.to(tl.int64) * d + offs_d
+            x_row = tl.load(table_ptr + offset, mask=mask_d, other=0.0)
+            grad = tl.zeros((BLOCK_D,), dtype)
+            start = place
+            while start >= 0:
+                offs_e = start + tl.arange(0, BLOCK_E)
+                mine = tl.load(sorted_ptr + offs_e, mask=offs_e < E, other=-1) == row
+                entry = tl.load(order_ptr + offs_e, mask=mine, other=0)
+                coef = tl.load(coef_ptr + entry, mask=mine, other=0.0)
+                used = coef != 0  # a hinge alone leaves most coefficients at 0
+                source = tl.load(source_ptr + entry // group, mask=used, other=0).to(tl.int64)
+                x = tl.load(
+                    X_ptr + source[:, None] * d + offs_d[None, :], mask=used[:, None] & mask_d[None, :], other=0.0
+                )
+                if L2:
+                    x = 2 * (x - x_row[None, :])
+                grad += tl.sum(coef[:, None] * x, axis=0)
+                # On to the next tile if this one ended inside the row, else out.
+                start = tl.where(tl.sum(mine.to(tl.int32), axis=0) == BLOCK_E, start + BLOCK_E, -1)
+            total = tl.load(state_ptr + offset, mask=mask_d, other=0.0) + grad * grad
+            x_row -= tl.full((), lr, dtype) * grad / (tl.sqrt(total) + ADAGRAD_EPS)
+            norm = tl.sqrt(tl.sum(x_row * x_row, axis=0))
+            tl.store(state_ptr + offset, total, mask=mask_d)
+            tl.store(table_ptr + offset, x_row / tl.maximum(norm, 1.0), mask=mask_d)
+        before = row
+
+
+def update_rows(
+    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+) -> None:
+    """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
+
+    Parameters
+    ----------
+    table, state : [R, d] factors and Adagrad's sum of squares, contiguous
+    rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E (see `reference.update_rows`)
+    """
+    E, d = len(rows), table.shape[1]
+    if E == 0:
+        return
+    ascending, order = torch.sort(rows, stable=True)
+    block_d = triton.next_power_of_2(d)
+    # Nothing here waits for the device and every shape is that of the batch, so the trainer's step (sample, gradients,
+    # both updates) can be captured in a CUDA graph as it stands.
+    _update_kernel[(triton.cdiv(E, CHUNK),)](
+        table, state, ascending, order, coef.contiguous(), X.contiguous(), source.contiguous(),
+        E=E, group=E // len(source), d=d, lr=lr, L2=score == "l2",
+        BLOCK_D=block_d, BLOCK_E=BLOCK_E, CHUNK=CHUNK, num_warps=1 if block_d <= 128 else 4, enable_fp_fusion=True,
+    )  # fmt: skip
