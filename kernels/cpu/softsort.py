@@ -141,7 +141,7 @@ def subtract_signs(s, G, ds):
 
 @inline
 def relaxed_row(s, R, rank, tau, P):
-    """P = P_k for k = rank."""
+    """P_k for k = rank, times the factor that is returned."""
     n, real = s.size, s.dtype.type
     scale_R, scale_s = real(-2 / tau), real(-(2 * rank - 1) / tau)
     top = real(-np.inf)
@@ -154,9 +154,7 @@ def relaxed_row(s, R, rank, tau, P):
         e = exp(P[j] - top)
         P[j] = e
         total += e
-    scale = real(1) / total
-    for j in range(n):
-        P[j] *= scale
+    return total
 
 
 @inline
@@ -167,7 +165,7 @@ def relaxed_topk(s, R, w, tau, P, Q):
     for rank in range(1, w.size + 1):
         weight = w[rank - 1]
         if weight != 0:
-            relaxed_row(s, R, rank, tau, P)
+            weight /= relaxed_row(s, R, rank, tau, P)
             for j in range(s.size):
                 Q[j] += weight * P[j]
 
@@ -180,11 +178,12 @@ def relaxed_topk_gradient(s, R, w, tau, q, P, G, ds):
     ds[:] = real(0)
     for rank in range(1, w.size + 1):
         if w[rank - 1] != 0:
-            relaxed_row(s, R, rank, tau, P)
+            total = relaxed_row(s, R, rank, tau, P)
             mean = real(0)
             for j in range(n):
                 mean += P[j] * q[j]
-            scale, c = real(w[rank - 1] / tau), real(n + 1 - 2 * rank)
+            mean /= total
+            scale, c = real(w[rank - 1] / tau) / total, real(n + 1 - 2 * rank)
             for j in range(n):
                 dz = scale * P[j] * (q[j] - mean)
                 G[j] += dz

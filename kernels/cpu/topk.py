@@ -1,70 +1,221 @@
-"""The k best items of each query: blocks of scores by matrix product, and a running selection above a threshold."""
+"""The k best items of each query, scores and selection in one sweep: no score leaves the registers unless it is good.
+
+A panel of items, packed so that its columns fill vector registers, meets a few queries at a time: d fused
+multiply-adds per score, then one comparison with the query's threshold, its k-th best score so far. Only scores above
+it are looked at one by one: about k ln(N / k) of N. Memory beyond the packed items (N d floats) is a heap of k keys for
+each query at work.
+
+`l2` is a product too: 2 u.v - |v|^2 is one dimension more, and - |u|^2 is added at the end.
+"""
 
 import math
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.errors import InputError
+from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, INT64, check_index, view
 from drm_triton.kernels.cpu.jit import inline, kernel
 from drm_triton.kernels.interface import Score, check_choice
 
-f32 = np.float32
-LOWEST = f32(-np.inf)
-QUERY_BLOCK, ITEM_BLOCK = 128, 2048  # a tile of 1 MB stays in the second-level cache
+# Queries x vectors of accumulators that fill the register file: 24 of 32 registers with AVX-512, 12 of 16 without.
+LANES, QUERIES, VECTORS = (16, 8, 3) if llvm.get_host_cpu_features().get("avx512f") else (8, 4, 3)
+WIDTH = LANES * VECTORS  # items of a panel
+BLOCK = 8 * QUERIES  # queries that share a panel while it is in the first-level cache
+
+EMPTY = np.int64(-(2**63))  # a key below that of every score
+ITEM_MASK = np.int64(0x7FFFFFFF)
+
+
+@intrinsic
+def score_panel(context, queries, row, depth, panels, panel, thresholds, tile):
+    """Scores of QUERIES queries against one panel, written to `tile`; bit q tells whether query q beat its threshold.
+
+    queries : [*, depth], from `row`; panels : [*, depth, WIDTH]; thresholds : [QUERIES]; tile : [QUERIES, WIDTH]
+    """
+
+    def build(context, builder, signature, args):
+        i64, real = ir.IntType(64), ir.FloatType()
+        vector = ir.VectorType(real, LANES)
+        depth = args[2]
+
+        def element(argument, offset, kind=real):
+            data = context.make_array(signature.args[argument])(context, builder, args[argument]).data
+            return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
+
+        def load(argument, offset, kind=real):
+            value = builder.load(element(argument, offset, kind))
+            value.align = 4
+            return value
+
+        def splat(value):
+            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+            zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+            return builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), zeros)
+
+        first = builder.mul(args[1], depth)
+        rows = [builder.add(first, builder.mul(depth, i64(q))) for q in range(QUERIES)]
+        base = builder.mul(builder.mul(args[4], depth), i64(WIDTH))
+        entry, loop, done = builder.block, builder.append_basic_block("depth"), builder.append_basic_block("done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k = builder.phi(i64)
+        k.add_incoming(i64(0), entry)
+        sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(QUERIES)]
+        column = builder.add(base, builder.mul(k, i64(WIDTH)))
+        items = [load(3, builder.add(column, i64(v * LANES)), vector) for v in range(VECTORS)]
+        totals = []
+        for q in range(QUERIES):
+            query = splat(load(0, builder.add(rows[q], k)))
+            products = [builder.fmul(query, items[v], flags=("contract",)) for v in range(VECTORS)]
+            totals.append([builder.fadd(sums[q][v], products[v], flags=("contract",)) for v in range(VECTORS)])
+            for v in range(VECTORS):
+                sums[q][v].add_incoming(ir.Constant(vector, [0.0] * LANES), entry)
+                sums[q][v].add_incoming(totals[q][v], loop)
+        following = builder.add(k, i64(1))
+        k.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
+
+        builder.position_at_end(done)
+        mask = i64(0)
+        for q in range(QUERIES):
+            threshold = splat(load(5, i64(q)))
+            above = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [0] * LANES)
+            for v in range(VECTORS):
+                above = builder.or_(above, builder.fcmp_ordered(">", totals[q][v], threshold))
+                builder.store(totals[q][v], element(6, i64(q * WIDTH + v * LANES), vector), align=4)
+            bits = builder.bitcast(above, ir.IntType(LANES))
+            mask = builder.or_(
+                mask, builder.shl(builder.zext(builder.icmp_unsigned("!=", bits, bits.type(0)), i64), i64(q))
+            )
+        return mask
+
+    array = types.Array(types.float32, 1, "C")
+    return types.int64(array, types.int64, types.int64, array, types.int64, array, array), build
+
+
+@intrinsic
+def bits_of(context, value):
+    """Reinterpret a float32 as an int32."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), build
+
+
+@intrinsic
+def float_of(context, value):
+    """Reinterpret an int32 as a float32."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), build
 
 
 @inline
-def worse(score_a, item_a, score_b, item_b):
-    """Whether a ranks after b."""
-    return score_a < score_b or (score_a == score_b and item_a > item_b)
+def key_of(score, item):
+    """An integer that orders as (score, then the lower item) does."""
+    bits = np.int64(bits_of(score))
+    bits = 0 if bits == -(2**31) else bits  # -0 equals 0
+    return ((bits ^ ((bits >> 63) & ITEM_MASK)) << 32) | (ITEM_MASK - item)
 
 
 @inline
-def sift_down(scores, items, root, size):
-    """Restore a heap whose root is the worst entry."""
-    while True:
-        child = 2 * root + 1
-        if child >= size:
-            return
-        if child + 1 < size and worse(scores[child + 1], items[child + 1], scores[child], items[child]):
-            child += 1
-        if not worse(scores[child], items[child], scores[root], items[root]):
-            return
-        scores[child], scores[root] = scores[root], scores[child]
-        items[child], items[root] = items[root], items[child]
-        root = child
+def score_of(key):
+    """Score in a key."""
+    bits = key >> 32
+    return float_of(np.int32(bits ^ ((bits >> 63) & ITEM_MASK)))
+
+
+@inline
+def sift_down(heap, size):
+    """Restore a heap of keys, the smallest first, whose first one has changed."""
+    root, key = 0, heap[0]
+    child = 1
+    while child < size:
+        if child + 1 < size:
+            child += heap[child + 1] < heap[child]
+        if key <= heap[child]:
+            break
+        heap[root] = heap[child]
+        root, child = child, 2 * child + 1
+    heap[root] = key
+
+
+@inline
+def offer(scores, first_item, threshold, seen, cursor, heap):
+    """Put the scores above the threshold into the heap, unless seen; return the new threshold and cursor into seen."""
+    for j in range(scores.size):
+        if scores[j] > threshold:
+            item = first_item + j
+            while cursor < seen.size and seen[cursor] < item:
+                cursor += 1
+            if cursor == seen.size or seen[cursor] != item:
+                heap[0] = key_of(scores[j], item)
+                sift_down(heap, heap.size)
+                threshold = score_of(heap[0]) if heap[0] != EMPTY else np.float32(-np.inf)
+    return threshold, cursor
 
 
 @kernel
-def select(tile, first_item, indptr, indices, cursor, heap_scores, heap_items):
-    """Merge a tile of scores of items first_item .. into the queries' heaps; seen items are struck out first."""
-    width = tile.shape[1]
-    for q in range(tile.shape[0]):
-        row, scores, items = tile[q], heap_scores[q], heap_items[q]
-        k = scores.size
-        while cursor[q] < indptr[q + 1] and indices[cursor[q]] < first_item + width:
-            row[indices[cursor[q]] - first_item] = LOWEST
-            cursor[q] += 1
-        threshold = scores[0]
-        for j in range(width):
-            if row[j] > threshold:
-                scores[0], items[0] = row[j], first_item + j
-                sift_down(scores, items, 0, k)
-                threshold = scores[0]
+def rank_blocks(start, stop, queries, depth, panels, N, indptr, indices, items, scores):
+    """Best items of the queries of blocks start .. stop - 1."""
+    m, k = items.shape
+    heaps = np.empty((BLOCK, k), np.int64)
+    thresholds = np.empty((BLOCK // QUERIES, QUERIES), np.float32)
+    cursor = np.empty(BLOCK, np.int64)
+    tile = np.empty(QUERIES * WIDTH, np.float32)
+    for block in range(start, stop):
+        first = block * BLOCK
+        size = min(BLOCK, m - first)
+        heaps[:] = EMPTY
+        cursor[:] = 0
+        for q in range(BLOCK):  # rows that pad the last block want nothing
+            thresholds[q // QUERIES, q % QUERIES] = -np.inf if q < size else np.inf
+        for panel in range((N + WIDTH - 1) // WIDTH):
+            width = min(WIDTH, N - panel * WIDTH)
+            for group in range((size + QUERIES - 1) // QUERIES):
+                row = first + group * QUERIES
+                good = score_panel(queries, row, depth, panels, panel, thresholds[group], tile)
+                q = 0
+                while good != 0:
+                    if good & 1:
+                        at = group * QUERIES + q
+                        thresholds[group, q], cursor[at] = offer(
+                            tile[q * WIDTH : q * WIDTH + width], panel * WIDTH, thresholds[group, q],
+                            indices[indptr[row + q] : indptr[row + q + 1]], cursor[at], heaps[at],
+                        )  # fmt: skip
+                    good >>= 1
+                    q += 1
+        for q in range(size):
+            heap = heaps[q]
+            for place in range(k - 1, -1, -1):  # the worst leaves first
+                key = heap[0]
+                items[first + q, place] = -1 if key == EMPTY else ITEM_MASK - (key & ITEM_MASK)
+                scores[first + q, place] = -np.inf if key == EMPTY else score_of(key)
+                heap[0] = heap[place]
+                sift_down(heap, place)
 
 
-@kernel
-def sort_heaps(heap_scores, heap_items):
-    """Best first; empty places are item -1."""
-    for q in range(heap_scores.shape[0]):
-        scores, items = heap_scores[q], heap_items[q]
-        for size in range(scores.size - 1, 0, -1):
-            scores[0], scores[size] = scores[size], scores[0]
-            items[0], items[size] = items[size], items[0]
-            sift_down(scores, items, 0, size)
+def _pack(V: Tensor, score: Score) -> NDArray[np.float32]:
+    """Items as panels [*, depth, WIDTH], flat; the last one filled up with zeros."""
+    N, d = V.shape
+    depth = d + (score == "l2")
+    panels = torch.zeros(-(-N // WIDTH) * WIDTH, depth)
+    panels[:N, :d] = V
+    if score == "l2":
+        panels[:N, :d] *= 2
+        panels[:N, d] = -V.square().sum(1)
+    return panels.view(-1, WIDTH, depth).transpose(1, 2).contiguous().view(-1).numpy()
 
 
 def top_k(
@@ -89,37 +240,29 @@ def top_k(
     if k < 1:
         raise InputError(f"{name}: k must be at least 1, got {k}")
     for label, factors in (("queries", queries), ("V", V)):
+        # A sum is finite only if every term is: one pass, and no tensor of flags.
         if not math.isfinite(factors.sum().item()) and not factors.isfinite().all():
             raise InputError(f"{name}: {label} holds values that are not finite (NaN or infinity)")
-    m, N = len(queries), len(V)
+    (m, d), N = queries.shape, len(V)
     if seen is None:
         indptr, indices = np.zeros(m + 1, np.int64), np.zeros(0, np.int32)
     else:
         indptr = view(name, "the indptr of seen", seen[0], (m + 1,), INT64)
         indices = view(name, "the indices of seen", seen[1], (None,), INT32)
-        check_index(name, "seen items", indices[indptr[0] : indptr[-1]], N)
-    items, scores = torch.full((m, k), 2**31 - 1, dtype=torch.int32), torch.full((m, k), -math.inf)
-    cursor = indptr[:-1].copy()
-    factors = V if score == "dot" else 2 * V
-    norms = None if score == "dot" else V.square().sum(1)
-    for q in range(0, m, QUERY_BLOCK):
-        block = queries[q : q + QUERY_BLOCK]
-        rows = slice(q, q + len(block))
-        for i in range(0, N, ITEM_BLOCK):
-            tile = block @ factors[i : i + ITEM_BLOCK].T
-            if norms is not None:
-                tile -= norms[i : i + ITEM_BLOCK]
-            select(
-                tile.numpy(),
-                i,
-                indptr[q : q + len(block) + 1],
-                indices,
-                cursor[rows],
-                scores.numpy()[rows],
-                items.numpy()[rows],
+        if m and not (indptr[0] >= 0 and (np.diff(indptr) >= 0).all() and indptr[-1] <= len(indices)):
+            raise InputError(
+                f"{name}: the indptr of seen must ascend within [0, {len(indices)}], the length of indices"
             )
-        sort_heaps(scores.numpy()[rows], items.numpy()[rows])
-    items[scores == -math.inf] = -1
+        check_index(name, "seen items", indices[indptr[0] : indptr[-1]], N)
+    items, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
+    panels, depth = _pack(V.detach(), score), d + (score == "l2")
+    blocks = -(-m // BLOCK)
+    rows = torch.ones(blocks * BLOCK, depth)  # the further dimension of l2 is 1
+    rows[:m, :d] = queries.detach()
+    threads.split(
+        rank_blocks, blocks, 1,
+        rows.view(-1).numpy(), depth, panels, N, indptr, indices, items.numpy(), scores.numpy(),
+    )  # fmt: skip
     if score == "l2":
-        scores -= queries.square().sum(1, keepdim=True)
+        scores -= queries.detach().square().sum(1, keepdim=True)
     return items, scores
