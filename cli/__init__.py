@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from drm_triton._version import __version__
+from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
+from drm_triton.cli.train import train
 from drm_triton.errors import DrmError
 
 app = typer.Typer(
@@ -37,6 +39,8 @@ def _options(
 
 app.command()(prepare)
 app.command()(info)
+app.command()(train)
+app.command()(evaluate)
 
 
 def main() -> None:

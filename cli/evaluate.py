@@ -6,10 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from drm_triton.cli import app
 
-
-@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory, or a saved model.", show_default=False)],
     on: Annotated[str, typer.Option(help="Held-out part: valid or test.")] = "test",
@@ -40,7 +37,7 @@ def evaluate(
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
     """
-    from drm_triton.data.locations import find_dataset
+    from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import InputError
     from drm_triton.evaluate import by_activity as grouped
     from drm_triton.evaluate import evaluate as measure
@@ -66,7 +63,9 @@ def evaluate(
     reporter = Reporter(quiet=quiet or as_json)
     with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
         ranker = factor_ranker(ops, model.user_factors, model.item_factors, model.config.score)
-        result = measure(ranker, seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done))
+        result = measure(
+            ranker, seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
+        )
     popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]

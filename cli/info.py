@@ -16,11 +16,9 @@ def info(
 ) -> None:
     """Print a data set's statistics, beside the paper's where it has them."""
     from drm_triton.data.dataset import Dataset
-    from drm_triton.data.prepare import data_dir
+    from drm_triton.data.prepare import find_dataset
 
-    path = Path(directory)
-    if not path.exists() and (data_dir() / directory).exists():
-        path = data_dir() / directory
+    path = find_dataset(directory)
     data = Dataset.load(path)
     if as_json:
         print(json.dumps(summary(data, path), ensure_ascii=False))

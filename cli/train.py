@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drm_triton.cli import app
-
 if TYPE_CHECKING:
     from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
@@ -21,12 +19,11 @@ if TYPE_CHECKING:
 MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Files and output"
 
 
-def option(help: str, panel: str, *names: str) -> Any:  # noqa: A002 (Typer's own name)
+def option(help: str, panel: str, *names: str) -> Any:
     """Make an option that is left to the configuration file, or the default, when not given."""
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
 
 
-@app.command()
 def train(
     ctx: typer.Context,
     dataset: Annotated[
@@ -96,10 +93,12 @@ def train(
     elif display.interrupted:
         reporter.line(f"stopped; take it up again with: drm-triton train --resume {place}")
     else:
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in display.best.items())
-        print(f"trained {place}" + (f" (best: {metrics})" if metrics else ""))
+        shown = [name for name in HEADLINE if name in display.best]
+        metrics = ", ".join(f"{name} {display.best[name]:.4f}" for name in shown)
+        print(f"trained {place}" + (f" (best epoch: {metrics})" if metrics else ""))
 
 
+HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 NOT_CONFIG = {"dataset", "run", "config", "resume", "dry_run", "quiet", "as_json"}
 RESUMABLE = {"epochs", "patience", "threads", "backend"}  # what may change without changing what was trained
 
@@ -110,13 +109,15 @@ def _resolved(
     """Data set, configuration and run directory that the options name together."""
     from drm_triton.config import TrainConfig, read_toml
     from drm_triton.data.dataset import Dataset
-    from drm_triton.data.locations import find_dataset
+    from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import InputError
     from drm_triton.run import dataset_of, existing
 
     if resume is not None:
         if run is not None or config is not None:
-            raise InputError("--resume takes its directory and configuration from the run; leave out --run and --config")
+            raise InputError(
+                "--resume takes its directory and configuration from the run; leave out --run and --config"
+            )
         changed = sorted(set(options) - RESUMABLE)
         if changed:
             raise InputError(f"--resume cannot change {', '.join(changed)}; only {', '.join(sorted(RESUMABLE))}")

@@ -6,20 +6,24 @@ from typing import TYPE_CHECKING, Any
 from drm_triton._version import __version__
 
 if TYPE_CHECKING:
+    from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
     from drm_triton.functional import DRMLoss, drm_loss, relaxed_metric, soft_topk
+    from drm_triton.model import DRM
 
 # Public name -> module that defines it. Loaded on first use, so that `import drm_triton` is quick:
 # torch alone takes a second or two, and a data-preparation script never needs it.
 _PUBLIC = {
+    "DRM": "drm_triton.model",
     "DRMLoss": "drm_triton.functional",
     "Dataset": "drm_triton.data.dataset",
+    "TrainConfig": "drm_triton.config",
     "drm_loss": "drm_triton.functional",
     "relaxed_metric": "drm_triton.functional",
     "soft_topk": "drm_triton.functional",
 }
 
-__all__ = ["DRMLoss", "Dataset", "__version__", "drm_loss", "relaxed_metric", "soft_topk"]
+__all__ = ["DRM", "DRMLoss", "Dataset", "TrainConfig", "__version__", "drm_loss", "relaxed_metric", "soft_topk"]
 
 
 def __getattr__(name: str) -> Any:

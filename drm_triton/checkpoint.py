@@ -40,7 +40,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
     replace_file(path, write)
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary sibling of `path`, then rename it into place."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     os.close(handle)
@@ -65,7 +65,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

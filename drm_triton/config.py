@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from drm_triton.errors import InputError
+from drm_triton.metrics import METRICS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -85,6 +86,9 @@ class TrainConfig:
             raise InputError(f"margin must be finite, got {self.margin}")
         if self.k is not None and self.k > self.rho + self.eta_in_force:
             raise InputError(f"k must be at most rho + eta = {self.rho + self.eta_in_force}, got {self.k}")
+        name, _, cut_off = self.monitor.partition("@")
+        if name not in METRICS or not cut_off.isdecimal() or not 1 <= int(cut_off) <= 1000:
+            raise InputError(f"monitor must be a metric such as ndcg@10 ({', '.join(METRICS)}), got {self.monitor!r}")
         if self.cov > 0 and self.score != "l2":
             raise InputError("cov (covariance regularisation) goes with score = l2 only")
 

@@ -36,9 +36,6 @@ def covariance_gradient(U: Tensor, V: Tensor, form: CovForm) -> tuple[Tensor, Te
     T = len(U) + len(V)
     with one_thread():  # so that the bits do not depend on the number of threads
         mean, C = covariance(U, V)
-        diagonal = torch.diag(C.diagonal())
-        if form == "printed":
-            dC = (C / torch.linalg.norm(C).clamp(min=1e-30) - 2 * diagonal) / T
-        else:
-            dC = C - diagonal
+        diagonal, length = torch.diag(C.diagonal()), torch.linalg.norm(C).clamp(min=1e-30)
+        dC = (C / length - 2 * diagonal) / T if form == "printed" else C - diagonal
         return (U - mean) @ dC * (2 / T), (V - mean) @ dC * (2 / T)

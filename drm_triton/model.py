@@ -225,4 +225,3 @@ class _Best:
     def __call__(self, end: EpochEnd) -> None:
         if end.state.best is not None and end.improved:
             self.factors = end.state.U.clone(), end.state.V.clone()
-

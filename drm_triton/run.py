@@ -1,10 +1,10 @@
 """A run directory: what a training leaves on disk, and how it is taken up again.
 
-    config.toml     the resolved configuration
-    env.json        versions, machine, data set and its checksum
-    metrics.jsonl   one line an epoch; metrics.csv has the same columns
-    last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
-    curves.png      loss and validation metrics over epochs and seconds
+config.toml     the resolved configuration
+env.json        versions, machine, data set and its checksum
+metrics.jsonl   one line an epoch; metrics.csv has the same columns
+last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
+curves.png      loss and validation metrics over epochs and seconds
 """
 
 import csv
@@ -70,8 +70,8 @@ class Run:
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, []), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
-        counters = {name: metadata["training"][name] for name in COUNTERS}
-        state = State(**{field: tensors[name] for name, field in TENSORS.items()}, **counters)
+        fields: dict[str, Any] = {field: tensors[name] for name, field in TENSORS.items()}
+        state = State(**fields, **{name: metadata["training"][name] for name in COUNTERS})
         # A run killed between recording an epoch and saving it has a line too many.
         records = [record for record in read_metrics(path) if record["epoch"] <= state.epoch]
         return cls(path, config, records), state
@@ -148,7 +148,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """What a result depends on besides its configuration."""
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
             packages[name] = version(name)

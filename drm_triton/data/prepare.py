@@ -29,6 +29,12 @@ def data_dir() -> Path:
     return Path(os.environ.get("DRM_DATA") or "data")
 
 
+def find_dataset(name: str | Path) -> Path:
+    """Return where a prepared data set lies: `name` is its directory, or its name under the data directory."""
+    under = data_dir() / name
+    return under if not Path(name).exists() and under.exists() else Path(name)
+
+
 def raw_dir(source: Source) -> Path:
     """Return where a source's own files are looked for by default."""
     return data_dir() / "raw" / source.name

@@ -32,15 +32,18 @@ VERSION = 1
 SPLIT_NAMES = ("train", "valid", "test")
 
 
-def check_target(path: Path, overwrite: bool) -> None:
-    """Refuse an output directory that exists or cannot be written, before any work is done."""
+def check_target(path: Path, overwrite: bool, marker: str = "meta.json") -> None:
+    """Refuse an output directory that exists or cannot be written, before any work is done.
+
+    With `overwrite` an existing directory may be replaced if it holds a file `marker`, as those of this program do.
+    """
     if path.exists() and not overwrite:
         raise InputError(
             f"the output directory {path} already exists: give another --out, or --overwrite to replace it"
         )
-    if path.exists() and not (path / "meta.json").is_file() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not (path / marker).is_file() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(
-            f"{path} exists and is not a prepared data set, so --overwrite leaves it alone: give another --out"
+            f"{path} exists and was not made by this program, so --overwrite leaves it alone: give another --out"
         )
     parent = path.absolute().parent
     while not parent.exists():
@@ -50,9 +53,9 @@ def check_target(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def atomic_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
+def atomic_directory(path: Path, overwrite: bool = False, marker: str = "meta.json") -> Iterator[Path]:
     """Yield a temporary sibling of `path` that takes its place when the block ends well, and vanishes otherwise."""
-    check_target(path, overwrite)
+    check_target(path, overwrite, marker)
     path = path.absolute()
     made = None
     try:

@@ -1,0 +1,84 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drm_triton.config import TrainConfig
+from drm_triton.errors import InputError
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "score": st.sampled_from(["dot", "l2"]),
+            "factors": st.integers(1, 512),
+            "eta": st.integers(1, 100),
+            "tau": st.floats(1e-3, 100),
+            "lambda": st.floats(0, 100),
+            "lr": st.floats(1e-6, 1),
+            "seed": st.integers(0, 2**63 - 1),
+            "objective": st.sampled_from(["hinge+drm", "hinge", "drm", "mse", "mse+drm"]),
+        },
+    )
+)
+def test_toml_round_trip(tmp_path_factory: pytest.TempPathFactory, options: dict) -> None:
+    config = TrainConfig.from_mapping(options)
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    assert TrainConfig.from_toml(path) == config
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("factors = 32\nlr = 1\n")
+    config = TrainConfig.from_toml(path, {"factors": 16})
+    assert (config.factors, config.lr) == (16, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"facters": 32}, "unknown configuration key 'facters'; did you mean 'factors'"),
+        ({"lamda": 1.0}, "did you mean 'lambda'"),
+        ({"factors": 0}, "factors must be at least 1, got 0"),
+        ({"factors": 1.5}, "factors must be int, got 1.5"),
+        ({"factors": True}, "factors must be int, got True"),
+        ({"tau": 0}, "tau must be positive and finite, got 0"),
+        ({"tau": "hot"}, "tau must be float, got 'hot'"),
+        ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
+        ({"score": "cosine"}, "score must be one of dot, l2, got 'cosine'"),
+        ({"objective": "drm+hinge"}, "objective must be one of hinge"),
+        ({"rho": 2, "eta": 3, "k": 6}, "k must be at most rho \\+ eta = 5, got 6"),
+        ({"cov": 1.0}, "cov .* goes with score = l2 only"),
+        ({"seed": -1}, "seed must be"),
+        ({"monitor": "auc@10"}, "monitor must be a metric such as ndcg@10"),
+        ({"monitor": "ndcg"}, "monitor must be a metric such as ndcg@10"),
+    ],
+)
+def test_bad_values_name_the_key_and_the_rule(values: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainConfig.from_mapping(values)
+
+
+def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    with pytest.raises(InputError, match=r"c\.toml: no such configuration file"):
+        TrainConfig.from_toml(path)
+    path.write_text("factors = ")
+    with pytest.raises(InputError, match=r"c\.toml: not valid TOML"):
+        TrainConfig.from_toml(path)
+    path.write_text("[model]\nfactors = 3\n")
+    with pytest.raises(InputError, match=r"c\.toml: unknown configuration key 'model'"):
+        TrainConfig.from_toml(path)
+
+
+def test_every_field_has_a_flag() -> None:
+    import inspect
+
+    from drm_triton.cli.train import train
+
+    flags = set(inspect.signature(train).parameters)
+    assert {field.name for field in dataclasses.fields(TrainConfig)} <= flags
