@@ -16,7 +16,7 @@ from drm_triton.data import pipeline, store
 from drm_triton.data import synthetic as generator
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.files import Inputs, sha256
-from drm_triton.data.frames import Raw
+from drm_triton.data.frames import Part, Raw
 from drm_triton.data.pipeline import Options
 from drm_triton.data.sources import Source
 from drm_triton.data.tables import Reading
@@ -80,7 +80,8 @@ def prepare(
     store.check_target(out, overwrite)
     options = options or default_options(source)
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
-        interactions = source.read(Inputs(raw, Path(scratch)), reading)
+        with report.step("open"):
+            interactions = source.read(Inputs(raw, Path(scratch)), reading)
         if interactions.own_filter and max(options.min_user, options.min_item) > 1:
             interactions = replace(interactions, own_filter=None)  # counts asked for replace the source's own
         sums = pool.submit(sha256, interactions.files)  # beside the reading: hashing leaves Python's lock alone
@@ -102,7 +103,7 @@ def prepare_synthetic(
     options = options or Options()
     with report.step("generate"):
         users, items = generator.generate(shape, options.seed)
-    raw = Raw([("the generated data", pl.LazyFrame({"user": users, "item": items}))])
+    raw = Raw([Part("the generated data", pl.LazyFrame({"user": users, "item": items}))])
     data = pipeline.build(raw, options, report)
     data.meta["synthetic"] = asdict(shape)
     return _store(data, "synthetic", out, overwrite, report)
