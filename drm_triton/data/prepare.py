@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -57,6 +58,7 @@ def prepare(
     options: Options | None = None,
     overwrite: bool = False,
     report: Reporter = SILENT,
+    remarks: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Prepare a source's files into the directory `out`.
 
@@ -70,6 +72,8 @@ def prepare(
         The source's own defaults when not given.
     overwrite : bool
         Replace an existing data set; the old one stays until the new one is complete.
+    remarks : mapping, optional
+        Recorded in the data set's meta as it is.
 
     Returns
     -------
@@ -87,6 +91,7 @@ def prepare(
         sums = pool.submit(sha256, interactions.files)  # beside the reading: hashing leaves Python's lock alone
         data = pipeline.build(interactions, options, report)
         data.meta |= {"files": sums.result(), "reading": {k: v for k, v in asdict(reading).items() if v is not None}}
+        data.meta |= remarks or {}
     return _store(data, source.name, out, overwrite, report)
 
 
