@@ -242,7 +242,7 @@ def test_output_below_a_file(run):
 FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write over the limit fails as on a full disk
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 sys.argv = ["drm-triton", *sys.argv[1:]]
 from drm_triton.cli import main
 main()
@@ -272,12 +272,12 @@ def test_disk_full(tmp_path):
 SLOW = """
 import sys, time
 from drm_triton.data import store
-save = store.np.save
-def slow(*args, **kwargs):
-    save(*args, **kwargs)
+save = store._write_array
+def slow(*args):
+    save(*args)
     print("writing", flush=True)
     time.sleep(60)
-store.np.save = slow
+store._write_array = slow
 sys.argv = ["drm-triton", "prepare", "table", "--raw", "good.csv", "--out", "d", "-q"]
 from drm_triton.cli import main
 main()

@@ -76,7 +76,7 @@ def test_sketchfab_quotes_and_escapes(tmp_path):
 
 def test_sketchfab_finds_the_row_cut_short(tmp_path):
     (tmp_path / "a.psv").write_text("modelname|mid|uid\nx|m|u\ny|m\n")
-    with pytest.raises(InputError, match="row 2 of .*a.psv .* 2 fields"):
+    with pytest.raises(InputError, match=r"row 2 of .*a\.psv .* 2 fields"):
         prepare(find_source("sketchfab"), [tmp_path / "a.psv"], tmp_path / "out")
 
 
@@ -167,5 +167,5 @@ def test_lists_refuse_to_guess(tmp_path):
     with pytest.raises(InputError, match="--leading count"):
         lists(tmp_path, "2 5 6\n1 7\n")
     assert lists(tmp_path, "2 5 6\n1 7\n", leading="user").user_ids.to_list() == [1, 2]
-    with pytest.raises(InputError, match="line 2 of .* begins with '3'"):
+    with pytest.raises(InputError, match=r"line 2 of .* begins with '3'"):
         lists(tmp_path, "2 5 6\n3 7\n", leading="count")

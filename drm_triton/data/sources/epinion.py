@@ -38,11 +38,12 @@ def read(inputs: Inputs, how: Reading) -> Raw:
 
 def _read_mat(file: Input) -> pl.LazyFrame:
     import scipy.io
+    from scipy.io.matlab import MatReadError
 
     try:
         with reading(file.name):
             found = scipy.io.loadmat(file.path)
-    except (ValueError, TypeError, NotImplementedError, KeyError) as error:
+    except (MatReadError, ValueError, TypeError, NotImplementedError, KeyError) as error:
         raise InputError(f"cannot read {file.name} as a MATLAB file ({error}): fetch it again") from error
     matrices = [m for name, m in found.items() if not name.startswith("__") and getattr(m, "ndim", 0) == 2]
     matrix = next((m for m in matrices if m.shape[1] >= 4), None)
