@@ -231,6 +231,7 @@ _MEANINGS = {  # what the message of a library may contain -> what it means for 
     "not a zip file": "it is truncated or damaged; fetch or export it again",
     "bad crc": "it is damaged; fetch or export it again",
     "crc check failed": "it is damaged; fetch or export it again",
+    "no space left": "there is no room to unpack it; free some space, or set TMPDIR to a larger disk",
     "deflate": "it is damaged; fetch or export it again",
 }
 

@@ -66,7 +66,7 @@ def atomic_directory(path: Path, overwrite: bool = False) -> Iterator[Path]:
         _swap(made, path)
         _sync(path.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     finally:  # on success it is no longer there; on any failure, Ctrl-C included, nothing may stay
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -155,7 +155,8 @@ def _write_array(file: Path, array: NDArray) -> None:
         handle.write(array.data)
 
 
-def _write_error(path: Path, error: BaseException) -> InputError:
+def write_error(path: Path, error: BaseException) -> InputError:
+    """Say in one paragraph why `path` could not be written."""
     # Polars passes the system's message on, not its number.
     full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
     advice = (

@@ -232,6 +232,14 @@ def test_output_not_writable(run):
     assert "not a writable directory" in fails(run, "prepare", "table", "--raw", "good.csv", "--out", "locked/d")
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a place where even root may not write")
+def test_output_where_nobody_may_write(run):
+    Path("good.csv").write_text(GOOD)
+    err = fails(run, "prepare", "table", "--raw", "good.csv", "--out", "/proc/drm/d", "--quiet")
+    assert "cannot write /proc/drm/d" in err
+    assert "another --out" in err
+
+
 def test_output_below_a_file(run):
     Path("good.csv").write_text(GOOD)
     assert "not a writable directory" in fails(
