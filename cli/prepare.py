@@ -1,5 +1,6 @@
 """`drm-triton prepare`: turn a source's files into a data set."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Literal
@@ -121,12 +122,15 @@ def prepare(
         data = preparation.prepare_synthetic(Shape(users, items, interactions), out, options, overwrite, report)
     else:
         preparation.store.check_target(out, overwrite)
+        remarks = None
         if synthetic:
             if raw:
                 raise InputError("--synthetic writes its own train.json: leave --raw out")
             place = preparation.data_dir() / "raw" / "melon-synthetic" / "train.json"
             with report.step("generate") as step:
-                write_melon(place, Shape.melon(scale), seed)
+                shape = Shape.melon(scale)
+                write_melon(place, shape, seed)
+                remarks = {"synthetic": dataclasses.asdict(shape)}
                 step.note(str(place))
             raw = [str(place)]
         elif download:
@@ -135,7 +139,7 @@ def prepare(
             raw = [str(fetch_source(chosen, preparation.raw_dir(chosen), report))]
         paths = raw or [str(p) for p in preparation.find_raw(chosen)]
         reading = Reading(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
-        data = preparation.prepare(chosen, paths, out, reading, options, overwrite, report)
+        data = preparation.prepare(chosen, paths, out, reading, options, overwrite, report, remarks)
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:

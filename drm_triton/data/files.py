@@ -121,10 +121,13 @@ class Inputs:
     def beside(self, patterns: Sequence[str]) -> Input | None:
         """Return a companion of the file found, such as its titles: from the same folder or zip, if it is there."""
         path = self.paths[0]
-        if zipfile.is_zipfile(path):
-            found = self._open(path, patterns)
-        else:
-            found = self._inside(path if path.is_dir() else path.parent, patterns)
+        try:
+            packed = zipfile.is_zipfile(path)
+            found = (
+                self._open(path, patterns) if packed else self._inside(path if path.is_dir() else path.parent, patterns)
+            )
+        except InputError:
+            return None
         return found[0] if found else None
 
     def _inside(self, folder: Path, patterns: Sequence[str]) -> list[Input]:
@@ -143,6 +146,10 @@ class Inputs:
             if path.stat().st_size == 0:
                 raise InputError(f"{path} is empty: give a file with interactions")
             kind = source.kind
+            if glob.has_magic(str(path)):  # Polars would take the name for a pattern
+                link = self.scratch / f"{len(list(self.scratch.iterdir()))}{source.suffix}"
+                link.symlink_to(path.absolute())
+                source = Input(str(path), link, path)
             if kind == "zip":
                 return self._unzip(path, patterns)
             if kind == "7z":
@@ -178,54 +185,82 @@ class Inputs:
                         with archive.open(member) as packed, place.open("wb") as plain:
                             shutil.copyfileobj(packed, plain, 1 << 20)
                         found.append(Input(f"{path}:{member.filename}", place, path))
+        if not found:
+            seen = ", ".join(m.filename for m in members[:5]) or "nothing"
+            raise InputError(f"{path} holds no {' or '.join(patterns)}; it holds {seen}: check --raw")
         if any(f.path.stat().st_size == 0 for f in found):
             raise InputError(f"{path} holds an empty file: give files with interactions")
         return found
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turn whatever goes wrong while `name` is read into one paragraph for the user."""
+def reading(name: str, locate: Callable[[], str] = str) -> Iterator[None]:
+    """Turn whatever goes wrong while `name` is read into one paragraph for the user; `locate` may find the place."""
     try:
         yield
-    except (
-        pl.exceptions.PolarsError,
-        OSError,
-        EOFError,
-        UnicodeError,
-        LookupError,
-        zlib.error,
-        lzma.LZMAError,
-        zipfile.BadZipFile,
-        csv.Error,
-    ) as error:
-        raise InputError(f"cannot read {name}: {explain(error)}") from error
+    except _FAILURES as error:
+        place = locate()
+        raise InputError(f"cannot read {name}{', ' if place else ''}{place}: {_explain(error)}") from error
 
 
-def explain(error: BaseException) -> str:
+_FAILURES = (
+    pl.exceptions.PolarsError,
+    OSError,
+    EOFError,
+    UnicodeError,
+    LookupError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    csv.Error,
+)
+
+_MEANINGS = {  # what the message of a library may contain -> what it means for the user
+    "utf-8": "it is not in UTF-8; give its encoding, for example --encoding latin-1",
+    "utf8": "it is not in UTF-8; give its encoding, for example --encoding latin-1",
+    "unknown encoding": "give an --encoding that Python knows, such as latin-1 or utf-16",
+    "more fields": "a row has more fields than the first; correct it, or give the right --separator",
+    "malformed": "its quotation marks do not pair up; quote fields that contain them, and double them inside",
+    "could not parse": "its quotation marks do not pair up; quote fields that contain them, and double them inside",
+    "syntax at": "it is not valid JSON, or is cut short; fetch or export it again",
+    "eof at": "it is not valid JSON, or is cut short; fetch or export it again",
+    "end of file": "it is truncated; fetch or export it again",
+    "end-of-stream": "it is truncated; fetch or export it again",
+    "incomplete frame": "it is truncated; fetch or export it again",
+    "out of specification": "it is truncated or damaged; fetch or export it again",
+    "not a zip file": "it is truncated or damaged; fetch or export it again",
+    "bad crc": "it is damaged; fetch or export it again",
+    "crc check failed": "it is damaged; fetch or export it again",
+    "no space left": "there is no room to unpack it; free some space, or set TMPDIR to a larger disk",
+    "deflate": "it is damaged; fetch or export it again",
+}
+
+
+def _explain(error: BaseException) -> str:
     """Say in a sentence what an error of Polars, Python or the system means for an input file."""
     text = str(error).strip().split("\n", 1)[0]
-    low = text.lower()
-    if isinstance(error, LookupError):
-        return f"{text}; give an --encoding that Python knows, such as latin-1 or utf-16"
-    if "utf-8" in low or "utf8" in low or isinstance(error, UnicodeError):
+    if isinstance(error, UnicodeError):
         return f"it is not in the expected encoding ({text}); give the right one, for example --encoding latin-1"
-    if isinstance(error, EOFError | zipfile.BadZipFile | zlib.error) or any(
-        sign in low
-        for sign in (
-            "end of file",
-            "incomplete frame",
-            "end-of-stream",
-            "deflate",
-            "corrupt",
-            "invalid gzip",
-            "unexpected eof",
-        )
-    ):
-        return f"the file is truncated or damaged ({text}); fetch or export it again"
-    if "more fields" in low:
-        return "a row has more fields than the header; correct the row, or give the right --separator"
-    return f"{text}; check that the file is complete and of the kind its name says"
+    meaning = next((m for sign, m in _MEANINGS.items() if sign in str(error).lower()), None)
+    return (
+        f"{meaning} ({text})" if meaning else f"{text}; check that the file is complete and of the kind its name says"
+    )
+
+
+def first_bad_line(source: Input, good: Callable[[str], bool]) -> str:
+    """Return "line 17" for the first line that is not UTF-8 or not `good`; "" if there is none or it cannot be told."""
+    try:
+        with _OPENERS.get(source.kind, open)(source.path, "rb") as handle:
+            for number, line in enumerate(handle, start=1):
+                try:
+                    fine = good(line.decode("utf-8"))
+                except ValueError:
+                    fine = False
+                if not fine:
+                    return f"line {number:,}"
+    except _FAILURES:
+        pass  # it is being reported already
+    return ""
 
 
 def sha256(paths: Iterable[Path]) -> list[dict[str, str | int]]:

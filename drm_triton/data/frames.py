@@ -31,14 +31,28 @@ SPELLINGS: dict[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True)
+class Part:
+    """The interactions of one file.
+
+    Attributes
+    ----------
+    name : the file, for messages
+    frame : columns ``user``, ``item`` and, where there are such, ``rating`` and ``timestamp``
+    locate : called when the file turns out to be damaged; returns where, such as "line 17", or ""
+    """
+
+    name: str
+    frame: pl.LazyFrame
+    locate: Callable[[], str] = str
+
+
+@dataclass(frozen=True)
 class Raw:
     """Interactions as read from a source, one row each.
 
     Attributes
     ----------
-    parts : (name, frame) pairs
-        Columns ``user``, ``item`` and, where the source has them, ``rating`` and ``timestamp``. The name is that of the
-        file, for error messages.
+    parts : the files, in the order given
     text : bool
         The ids were read from a text file, where 17 and "17" look the same: whole numbers become integers, unless
         some id (such as 007) would not come back as it was written.
@@ -50,7 +64,7 @@ class Raw:
         A filter particular to the source, applied before all others to a frame with ``user``, ``item``, ``rating``.
     """
 
-    parts: Sequence[tuple[str, pl.LazyFrame]]
+    parts: Sequence[Part]
     text: bool = False
     titles: pl.LazyFrame | None = None
     files: Sequence[Path] = field(default_factory=tuple)
@@ -148,7 +162,7 @@ def raw_from_frame(frame: Any, names: Mapping[str, str | None]) -> Raw:
     if not isinstance(frame, pl.LazyFrame | pl.DataFrame):
         position = {name: columns.index(name) for name in roles.values()}
         frame = pl.DataFrame({name: _from_pandas(frame.iloc[:, at]) for name, at in position.items()})
-    return Raw([("the frame", frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items()))])
+    return Raw([Part("the frame", frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items()))])
 
 
 def _from_pandas(column: Any) -> pl.Series:

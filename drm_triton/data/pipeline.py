@@ -123,8 +123,7 @@ def _collect(raw: Raw, options: Options) -> pl.DataFrame:
             columns["rating"] = _number(schema["rating"], careful).cast(pl.Float32)
         if options.split in NEEDS_TIME:
             columns["time"] = _time(raw, schema["timestamp"])
-        with reading(_names(raw)):
-            frame = _concat(raw, drop_blank=careful and raw.text).select(**columns).collect(engine="streaming")
+        frame = _run(raw, _concat(raw, drop_blank=careful and raw.text).select(**columns))
         lost = [name for name in columns if name != "rating" and frame[name].null_count()]
         if not lost:
             return frame
@@ -152,21 +151,33 @@ def _check_needs(raw: Raw, schema: Mapping[str, pl.DataType], options: Options) 
             )
 
 
+def _run(raw: Raw, query: pl.LazyFrame) -> pl.DataFrame:
+    """Collect a query over all files; if that fails, find the file at fault."""
+    try:
+        with reading(_names(raw)):
+            return query.collect(engine="streaming")
+    except InputError:
+        for part in raw.parts:
+            with reading(part.name, part.locate):
+                part.frame.collect(engine="streaming")
+        raise
+
+
 def _names(raw: Raw) -> str:
-    names = [name for name, _ in raw.parts]
+    names = [part.name for part in raw.parts]
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _schema(raw: Raw) -> dict[str, pl.DataType]:
     """Column types; where files disagree the column is read as text."""
-    schemas = [part.collect_schema() for _, part in raw.parts]
+    schemas = [part.frame.collect_schema() for part in raw.parts]
     common = [c for c in schemas[0].names() if all(c in s for s in schemas)]
     return {c: schemas[0][c] if len({s[c] for s in schemas}) == 1 else pl.String() for c in common}
 
 
 def _concat(raw: Raw, drop_blank: bool = False) -> pl.LazyFrame:
     schema = _schema(raw)
-    frames = [part.select(pl.col(c).cast(dtype) for c, dtype in schema.items()) for _, part in raw.parts]
+    frames = [part.frame.select(pl.col(c).cast(dtype) for c, dtype in schema.items()) for part in raw.parts]
     frame = frames[0] if len(frames) == 1 else pl.concat(frames)
     return frame.filter(~pl.all_horizontal(pl.all().is_null())) if drop_blank else frame
 
@@ -177,8 +188,12 @@ def _looks_whole(raw: Raw, role: str) -> bool:
         return True
     if not raw.text or dtype != pl.String:
         return False
-    head = raw.parts[0][1].select(role).head(1000).collect().to_series().drop_nulls()
-    return bool(head.str.contains(WHOLE_NUMBER).all())
+    return bool(_head(raw, role).str.contains(WHOLE_NUMBER).all())
+
+
+def _head(raw: Raw, column: str) -> pl.Series:
+    with reading(raw.parts[0].name, raw.parts[0].locate):
+        return raw.parts[0].frame.select(column).head(1000).collect().to_series().drop_nulls()
 
 
 _SMALL_INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
@@ -217,36 +232,47 @@ def _keep(dtype: pl.DataType, min_rating: float | None, careful: bool) -> pl.Exp
 
 
 def _time(raw: Raw, dtype: pl.DataType) -> pl.Expr:
-    """Time as a number that sorts: unix time as it is, dates and date-times by their own clock."""
+    """Time as a number that sorts: unix time as it is, dates in microseconds."""
     column = pl.col("timestamp")
     if dtype.is_temporal():
         return column.cast(pl.Datetime("us")).cast(pl.Int64)
+    if dtype.is_float():
+        return pl.when(column.is_not_nan()).then(column)
     if dtype != pl.String:
-        return pl.when(column.cast(pl.Float64).is_not_nan()).then(column) if dtype.is_float() else column.cast(pl.Int64)
-    head = raw.parts[0][1].select(column.str.strip_chars()).head(1000).collect().to_series().drop_nulls()
-    for kind in (pl.Int64, pl.Float64):
-        if head.cast(kind, strict=False).null_count() == 0:
-            return column.str.strip_chars().cast(kind, strict=False)
-    return column.str.strip_chars().str.to_datetime(strict=False, time_unit="us", ambiguous="earliest").cast(pl.Int64)
+        return column.cast(pl.Int64, strict=False)
+    column = column.str.strip_chars()
+    head = _head(raw, "timestamp").str.strip_chars()
+    if len(head) and head.head(1).cast(pl.Float64, strict=False).null_count() == 0:
+        whole = head.str.contains(r"^[+-]?[0-9]+$").all()
+        return column.cast(pl.Int64 if whole else pl.Float64, strict=False)
+    return pl.coalesce(column.str.to_datetime(form, strict=False, time_unit="us") for form in _DATES).cast(pl.Int64)
+
+
+# Only forms that mean one thing: 01/02/2020 is January in one country and February in another.
+_DATES = ("%Y-%m-%d", *(f"%Y-%m-%d{t}%H:%M{s}{z}" for t in " T" for s in ("", ":%S%.f") for z in ("", "Z")), "%Y/%m/%d")
 
 
 _PROBLEMS = {
-    "user": ("user", "has no user id", "correct or remove that row"),
-    "item": ("item", "has no item id", "correct or remove that row"),
+    "user": ("user", "has no usable user id", "correct or remove that row"),
+    "item": ("item", "has no usable item id", "correct or remove that row"),
     "keep": (
         "rating",
         "has a rating that is missing or not a number",
         "correct it, or name another column with --rating",
     ),
-    "time": ("timestamp", "has a time that cannot be read", "correct it, or name another column with --timestamp"),
+    "time": (
+        "timestamp",
+        "has a time that is neither a number nor like 2020-12-31 23:59:59",
+        "correct it, or name another column with --timestamp",
+    ),
 }
 
 
 def _fail_at(raw: Raw, column: str, expression: pl.Expr) -> None:
     """Find the first row where `expression` is null and say where it is."""
     role, problem, advice = _PROBLEMS[column]
-    for name, part in raw.parts:
-        rows = part.with_row_index("row").filter(expression.is_null())
+    for part in raw.parts:
+        rows = part.frame.with_row_index("row").filter(expression.is_null())
         if raw.text:
             rows = rows.filter(~pl.all_horizontal(pl.exclude("row").is_null()))
         bad = rows.select("row", role).head(1).collect()
@@ -254,7 +280,7 @@ def _fail_at(raw: Raw, column: str, expression: pl.Expr) -> None:
             row, value = bad.row(0)
             seen = "" if value is None or value == "" else f" ({value!r})"
             header = " (the header not counted)" if raw.text else ""
-            raise InputError(f"row {row + 1:,} of {name}{header} {problem}{seen}: {advice}")
+            raise InputError(f"row {row + 1:,} of {part.name}{header} {problem}{seen}: {advice}")
 
 
 def _fail_empty(steps: list[dict[str, Any]]) -> None:

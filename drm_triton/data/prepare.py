@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -16,7 +17,7 @@ from drm_triton.data import pipeline, store
 from drm_triton.data import synthetic as generator
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.files import Inputs, sha256
-from drm_triton.data.frames import Raw
+from drm_triton.data.frames import Part, Raw
 from drm_triton.data.pipeline import Options
 from drm_triton.data.sources import Source
 from drm_triton.data.tables import Reading
@@ -63,6 +64,7 @@ def prepare(
     options: Options | None = None,
     overwrite: bool = False,
     report: Reporter = SILENT,
+    remarks: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Prepare a source's files into the directory `out`.
 
@@ -76,6 +78,8 @@ def prepare(
         The source's own defaults when not given.
     overwrite : bool
         Replace an existing data set; the old one stays until the new one is complete.
+    remarks : mapping, optional
+        Recorded in the data set's meta as it is.
 
     Returns
     -------
@@ -86,12 +90,14 @@ def prepare(
     store.check_target(out, overwrite)
     options = options or default_options(source)
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
-        interactions = source.read(Inputs(raw, Path(scratch)), reading)
+        with report.step("open"):
+            interactions = source.read(Inputs(raw, Path(scratch)), reading)
         if interactions.own_filter and max(options.min_user, options.min_item) > 1:
             interactions = replace(interactions, own_filter=None)  # counts asked for replace the source's own
         sums = pool.submit(sha256, interactions.files)  # beside the reading: hashing leaves Python's lock alone
         data = pipeline.build(interactions, options, report)
         data.meta |= {"files": sums.result(), "reading": {k: v for k, v in asdict(reading).items() if v is not None}}
+        data.meta |= remarks or {}
     return _store(data, source.name, out, overwrite, report)
 
 
@@ -108,7 +114,7 @@ def prepare_synthetic(
     options = options or Options()
     with report.step("generate"):
         users, items = generator.generate(shape, options.seed)
-    raw = Raw([("the generated data", pl.LazyFrame({"user": users, "item": items}))])
+    raw = Raw([Part("the generated data", pl.LazyFrame({"user": users, "item": items}))])
     data = pipeline.build(raw, options, report)
     data.meta["synthetic"] = asdict(shape)
     return _store(data, "synthetic", out, overwrite, report)

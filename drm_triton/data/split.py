@@ -139,7 +139,7 @@ def split(
 def _order(*keys: NDArray | None) -> NDArray[np.integer]:
     """Row numbers sorted by the first key, then the second, ... (threaded, unlike np.lexsort)."""
     frame = pl.DataFrame({str(k): key for k, key in enumerate(keys)})
-    return frame.select(pl.arg_sort_by(pl.all())).to_series().to_numpy()
+    return frame.select(pl.arg_sort_by(frame.columns)).to_series().to_numpy()
 
 
 def _cut(keys: NDArray, valid: float, test: float) -> NDArray[np.uint8]:

@@ -69,7 +69,7 @@ def atomic_directory(path: Path, overwrite: bool = False, marker: str = "meta.js
         _swap(made, path)
         _sync(path.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     finally:  # on success it is no longer there; on any failure, Ctrl-C included, nothing may stay
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -81,7 +81,7 @@ def write(
     """Write a store: `arrays` as <name>.npy, `tables` as <name>.parquet, `meta` as meta.json."""
     with atomic_directory(path, overwrite) as folder:
         for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+            _write_array(folder / f"{name}.npy", np.ascontiguousarray(array))
         for name, table in tables.items():
             table.write_parquet(folder / f"{name}.parquet", compression="zstd")
         header = {"format": FORMAT, "version": VERSION}
@@ -151,8 +151,17 @@ def _swap(made: Path, path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_error(path: Path, error: BaseException) -> InputError:
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error)
+def _write_array(file: Path, array: NDArray) -> None:
+    """Write what np.save would; np.save itself does not say so when the disk is full."""
+    with file.open("wb") as handle:
+        np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(array))
+        handle.write(array.data)
+
+
+def write_error(path: Path, error: BaseException) -> InputError:
+    """Say in one paragraph why `path` could not be written."""
+    # Polars passes the system's message on, not its number.
+    full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
     advice = (
         "free some space or give another --out" if full else "check the directory's permissions or give another --out"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,15 +125,15 @@ def write_melon(path: Path, shape: Shape, seed: int = 0) -> None:
             updt_date=pl.lit("2020-04-27 00:00:00.000"),
         )
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         frame.write_json(partial)
-        Path(partial).chmod(0o666 & ~store.umask())  # mkstemp makes it private
         os.replace(partial, path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise store.write_error(path, error) from error
     finally:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _activity(rng: np.random.Generator, shape: Shape) -> NDArray[np.int64]:

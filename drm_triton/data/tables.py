@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import polars as pl
 
-from drm_triton.data.files import Input, Inputs, reading
-from drm_triton.data.frames import ROLES, Raw, find_columns, plain, spells
+from drm_triton.data.files import Input, Inputs, first_bad_line, reading
+from drm_triton.data.frames import ROLES, Part, Raw, find_columns, plain, spells
 from drm_triton.errors import InputError
 
 SEPARATORS = ("::", "\t", "|", ";", ",", " ")  # tried in this order; " " means any run of blanks
@@ -49,18 +51,18 @@ def read_tables(inputs: Inputs, files: Sequence[Input], how: Reading, titles: pl
     parts, kinds = [], set()
     given = {role: getattr(how, role) for role in ROLES}
     for file in files:
-        frame, text = scan(inputs, file, how)
-        with reading(file.name):
+        frame, text, locate = scan(inputs, file, how)
+        with reading(file.name, locate):
             columns = frame.collect_schema().names()
         found = find_columns(columns, given, file.name)
-        parts.append((file.name, frame.select(pl.col(name).alias(role) for role, name in found.items())))
+        parts.append(Part(file.name, frame.select(pl.col(name).alias(role) for role, name in found.items()), locate))
         kinds.add(text)
     return Raw(parts, text=kinds == {True}, titles=titles, files=[f.on_disk for f in files])
 
 
 def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
     """Read a table of items: columns ``item`` and ``title``."""
-    frame, _ = scan(inputs, file, how)
+    frame, _, _ = scan(inputs, file, how)
     with reading(file.name):
         columns = frame.collect_schema().names()
     title = next((c for c in columns if plain(c) in _TITLES), None)
@@ -74,7 +76,7 @@ def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
     return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
 
 
-def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool]:
+def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool, Callable[[], str]]:
     """Open one table.
 
     Returns
@@ -83,10 +85,12 @@ def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool]
         All its columns, by their own names or those of `how.columns`.
     text : bool
         Whether the values are uninterpreted text.
+    locate : function
+        Finds the damaged line of a file that could not be read, as "line 17".
     """
     if file.kind == "parquet":
         with reading(file.name):
-            return pl.scan_parquet(file.path), False
+            return pl.scan_parquet(file.path), False, str
     if file.suffix in (".parquet", ".pq"):
         raise InputError(f"cannot read {file.name}: it is not a Parquet file, whatever its name says, or it is damaged")
     if how.encoding and how.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
@@ -96,13 +100,17 @@ def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool]
         raise InputError(f"{file.name} is empty: give a file with interactions")
     first = next(line for line in lines if line.strip()).lstrip()
     if first.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
-        with reading(file.name):
-            return pl.scan_ndjson(file.path, infer_schema_length=1000), False
+        return pl.scan_ndjson(file.path, infer_schema_length=1000), False, partial(first_bad_line, file, _is_json)
     if first.startswith("[") and file.suffix == ".json":
         with reading(file.name):
             path = inputs.unpack(file) if file.kind == "gzip" else file.path
-            return pl.read_json(path).lazy(), False
-    return _scan_text(file, lines, how), True
+            return pl.read_json(path).lazy(), False, str
+    frame, width = _scan_text(file, lines, how)
+    return frame, True, partial(first_bad_line, file, width)
+
+
+def _is_json(line: str) -> bool:
+    return not line.strip() or isinstance(json.loads(line), dict)
 
 
 def head(file: Input, rows: int = 20) -> list[str]:
@@ -159,7 +167,8 @@ def _fields(line: str, separator: str) -> list[str]:
     return next(csv.reader([line], delimiter=separator), [])
 
 
-def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> pl.LazyFrame:
+def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.LazyFrame, Callable[[str], bool]]:
+    """Open a delimited file; also return a check that a line has no more fields than the first."""
     separator = how.separator and _NAMED.get(how.separator, how.separator)
     separator = separator or guess_separator(lines, file.suffix)
     if separator is None:
@@ -171,8 +180,15 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> pl.LazyFrame:
     if names:
         _check_positions(file.name, names, first)
     if separator == " " or len(separator) > 1:
-        return _split_lines(file, separator, names, first)
-    quoted = separator in ",;" or any(f'{separator}"' in line or line.startswith('"') for line in lines)
+        return _split_lines(file, separator, names, first), lambda line: True
+
+    def fits(line: str) -> bool:
+        return len(_fields(line, separator)) <= len(first)
+
+    # Tab- and pipe-separated files often hold quotation marks that mean nothing; a whole field in them means quoting.
+    quoted = separator in ",;" or any(
+        f[:1] == f[-1:] == '"' for line in lines for f in line.split(separator) if len(f) > 1
+    )
     frame = pl.scan_csv(
         file.path,
         has_header=names is None,
@@ -184,16 +200,14 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> pl.LazyFrame:
     with reading(file.name):
         columns = frame.collect_schema().names()
     if names:
-        return frame.rename(dict(zip(columns, _padded(names, len(columns)), strict=True)))
-    if repeated := sorted({c for c in first if first.count(c) > 1 and any(c == x for x in first)}):
-        frame = frame.rename({c: c.strip() for c in columns})
-        roles = [c for c in repeated if any(spells(c, role) for role in ROLES)]
-        if roles:
-            raise InputError(
-                f"{file.name} has several columns named {roles[0]!r}: rename one, or remove the header "
-                "and give --columns"
-            )
-    return frame.rename({c: c.strip() for c in columns if c != c.strip()})
+        return frame.rename(dict(zip(columns, _padded(names, len(columns)), strict=True))), fits
+    repeated = [c for c in first if first.count(c) > 1 and any(spells(c, role) for role in ROLES)]
+    if repeated:
+        raise InputError(
+            f"{file.name} has several columns named {repeated[0]!r}: rename one, or remove the header and "
+            "give --columns"
+        )
+    return frame.rename({c: c.strip() for c in columns if c != c.strip()}), fits
 
 
 def _check_positions(name: str, names: list[str], first: list[str]) -> None:

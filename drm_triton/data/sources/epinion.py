@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from drm_triton.data.files import Input, Inputs, reading
-from drm_triton.data.frames import Raw
+from drm_triton.data.frames import Part, Raw
 from drm_triton.data.sources.base import Published, Source
 from drm_triton.data.tables import Reading, read_tables
 from drm_triton.errors import InputError
@@ -30,7 +30,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     """Read lines ``user item rating``, or a .mat with columns user, item, category, rating, helpfulness, time."""
     file = inputs.find(["*rating*.mat", "ratings_data.txt", "ratings_data.txt.*", "*.mat"], "ratings")
     if file.suffix == ".mat":
-        return Raw([(file.name, _read_mat(file))], files=[file.on_disk])
+        return Raw([Part(file.name, _read_mat(file))], files=[file.on_disk])
     if how.columns is None and how.user is None:
         how = Reading(columns=("user", "item", "rating"), separator=how.separator or " ", encoding=how.encoding)
     return read_tables(inputs, [file], how)
@@ -38,11 +38,12 @@ def read(inputs: Inputs, how: Reading) -> Raw:
 
 def _read_mat(file: Input) -> pl.LazyFrame:
     import scipy.io
+    from scipy.io.matlab import MatReadError
 
     try:
         with reading(file.name):
             found = scipy.io.loadmat(file.path)
-    except (ValueError, TypeError, NotImplementedError, KeyError) as error:
+    except (MatReadError, ValueError, TypeError, NotImplementedError, KeyError) as error:
         raise InputError(f"cannot read {file.name} as a MATLAB file ({error}): fetch it again") from error
     matrices = [m for name, m in found.items() if not name.startswith("__") and getattr(m, "ndim", 0) == 2]
     matrix = next((m for m in matrices if m.shape[1] >= 4), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from drm_triton.data.files import Inputs, reading
-from drm_triton.data.frames import Raw
+from drm_triton.data.frames import Part, Raw
 from drm_triton.data.sources.base import Published, Source
 from drm_triton.data.tables import Reading
 from drm_triton.errors import InputError
@@ -24,7 +24,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
         )
     # A playlist without songs has no interactions; one without id is found and reported like any missing user.
     rows = playlists.lazy().select(user="id", item="songs").filter(pl.col("item").list.len() > 0).explode("item")
-    return Raw([(file.name, rows)], files=[file.on_disk])
+    return Raw([Part(file.name, rows)], files=[file.on_disk])
 
 
 MELON = Source(

@@ -7,7 +7,7 @@ import csv
 import polars as pl
 
 from drm_triton.data.files import Inputs, reading
-from drm_triton.data.frames import Raw, find_columns
+from drm_triton.data.frames import Part, Raw, find_columns
 from drm_triton.data.sources.base import Published, Source
 from drm_triton.data.tables import Reading
 from drm_triton.errors import InputError
@@ -43,7 +43,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     strings = {"user": pl.String, "item": pl.String}
     frame = pl.LazyFrame({"user": users, "item": items}, schema=strings)
     titles = pl.LazyFrame({"item": items, "title": names}, schema={"item": pl.String, "title": pl.String})
-    return Raw([(file.name, frame)], text=True, titles=titles if title is not None else None, files=[file.on_disk])
+    return Raw([Part(file.name, frame)], text=True, titles=titles if title is not None else None, files=[file.on_disk])
 
 
 SKETCHFAB = Source(

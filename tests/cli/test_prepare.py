@@ -1,0 +1,326 @@
+"""The command line of data preparation: results on stdout, one paragraph on stderr, exit codes, nothing half done."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from drm_triton import Dataset, cli
+
+GOOD = "user,item,rating,timestamp\n" + "".join(
+    f"{u},{i},{(u + i) % 5 + 1},{u * i}\n" for u in range(20) for i in range(10)
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the command as a user would, in an empty directory: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DRM_DATA", raising=False)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["drm-triton", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def fails(run, *arguments, keep=()):
+    """Run a command that must fail for bad input, leave nothing behind, and say so in one paragraph."""
+    before = sorted(p.name for p in Path.cwd().iterdir())
+    code, out, err = run(*arguments)
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert sorted(p.name for p in Path.cwd().iterdir()) == before
+    return err
+
+
+def test_prepare_and_info(run):
+    Path("ratings.csv").write_text(GOOD)
+    code, out, err = run("prepare", "table", "--raw", "ratings.csv", "--out", "d", "--min-rating", 3)
+    assert code == 0
+    assert "interactions" in out
+    assert "read: 200 rows" in err
+    code, out, err = run("info", "d", "--json")
+    facts = json.loads(out)
+    assert err == ""
+    assert facts["interactions"] == facts["train"] + facts["valid"] + facts["test"] == 120
+    assert (facts["users"], facts["items"]) == (20, 10)
+    code, out, _ = run("info", "d")
+    assert code == 0
+    assert "split random 70/10/20, seed 0" in out
+    assert "rating >= 3" in out
+
+
+def test_json_prints_one_object(run):
+    Path("r.csv").write_text(GOOD)
+    code, out, _ = run("prepare", "table", "--raw", "r.csv", "--out", "d", "--json")
+    assert code == 0
+    assert json.loads(out)["interactions"] == 200
+
+
+def test_every_option_is_recorded(run):
+    Path("r.csv").write_text(GOOD)
+    options = ["--split", "per-user", "--ratios", "8/1/1", "--seed", "5", "--min-user", "2", "--user", "user"]
+    run("prepare", "table", "--raw", "r.csv", "--out", "d", *options)
+    meta = json.loads(Path("d/meta.json").read_text())
+    assert meta["options"] == {
+        "min_rating": None, "min_user": 2, "min_item": 1, "split": "per-user", "ratios": [8.0, 1.0, 1.0], "seed": 5,
+    }  # fmt: skip
+    assert meta["reading"] == {"user": "user"}
+    assert meta["files"][0]["file"] == "r.csv"
+    assert len(meta["files"][0]["sha256"]) == 64
+    assert meta["version"] == 1
+
+
+def test_default_places(run, monkeypatch):
+    Path("data/raw/ml-20m").mkdir(parents=True)
+    Path("data/raw/ml-20m/ratings.csv").write_text(GOOD.replace("user,item", "userId,movieId"))
+    assert run("prepare", "ml-20m", "-q")[0] == 0
+    assert run("info", "ml-20m")[0] == 0
+    monkeypatch.setenv("DRM_DATA", "elsewhere")
+    assert "elsewhere" in fails(run, "prepare", "ml-20m")
+
+
+def test_list(run):
+    code, out, _ = run("prepare", "--list")
+    assert code == 0
+    for name in ("melon", "sketchfab", "epinion", "ml-20m", "ml-100k", "table", "lists", "synthetic"):
+        assert f"\n{name}" in f"\n{out}"
+    assert len(json.loads(run("prepare", "--list", "--json")[1])["sources"]) >= 12
+
+
+def test_melon_without_data_tells_the_way(run):
+    err = fails(run, "prepare", "melon")
+    assert "arena.kakao.com" in err
+    assert str(Path("data/raw/melon")) in err
+    assert "--synthetic" in err
+
+
+def test_melon_synthetic(run):
+    code, out, _ = run("prepare", "melon", "--synthetic", "--scale", "0.005", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert (facts["users"], facts["items"], facts["interactions"]) == (520, 406, 20_500)
+    assert facts["published"]["interactions"] == 4_100_000
+    playlists = json.loads(Path("data/raw/melon-synthetic/train.json").read_text("utf-8"))
+    assert len(playlists) == 520
+    assert "(synthetic)" in run("info", "melon")[1]
+
+
+def test_synthetic(run):
+    size = ["--users", "50", "--items", "40", "--interactions", "600"]
+    code, out, _ = run("prepare", "synthetic", *size, "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert (facts["users"], facts["items"], facts["interactions"]) == (50, 40, 600)
+    assert "choose between" in fails(run, "prepare", "synthetic", "--users", 10, "--items", 10, "--out", "e")
+
+
+BAD = {
+    "missing file": (None, [], ["there is no file", "bad.csv"]),
+    "empty file": (b"", [], ["bad.csv is empty"]),
+    "blank file": (b"\n\n", [], ["bad.csv is empty"]),
+    "header only": (b"user,item\n", [], ["no interactions"]),
+    "missing column": (b"who,what\na,b\n", [], ["'who', 'what'", "--user"]),
+    "no item column": (b"user,what\na,b\n", [], ["the item's", "--item"]),
+    "ambiguous column": (b"user,movie_id,track_id\n1,2,3\n", [], ["'movie_id', 'track_id'", "--item"]),
+    "repeated column": (b"user,item,item\n1,2,3\n", [], ["several columns named 'item'"]),
+    "unknown column": (b"user,item\n1,2\n", ["--user", "person"], ["no column 'person'", "'user', 'item'"]),
+    "no header": (b"1,2,5\n3,4,5\n", [], ["--columns"]),
+    "header and --columns": (b"user,item\n1,2\n", ["--columns", "user,item"], ["begins with a header"]),
+    "too many --columns": (b"1,2\n", ["--columns", "user,item,rating"], ["names 3 columns", "has 2"]),
+    "--columns without item": (b"1,2\n", ["--columns", "user,what"], ["must name user and item"]),
+    "truncated gzip": (gzip.compress(os.urandom(5000).hex().encode() + GOOD.encode())[:-100], [], ["truncated"]),
+    "wrong encoding": ("user,item\n1,a\n2,café\n".encode("latin-1"), [], ["line 3", "--encoding latin-1"]),
+    "UTF-16": ("user,item\n1,2\n".encode("utf-16"), [], ["--encoding utf-16"]),
+    "unknown encoding": (b"user,item\n1,2\n", ["--encoding", "klingon"], ["klingon"]),
+    "null user": (b"user,item\n1,2\n,3\n", [], ["row 2", "user id"]),
+    "null item": (b"user,item,rating\n1,2,1\n2,,1\n", [], ["row 2", "item id"]),
+    "rating not a number": (b"user,item,rating\n1,2,5\n1,3,good\n", [], ["row 2", "'good'", "not a number"]),
+    "rating NaN": (b"user,item,rating\n1,2,NaN\n", ["--min-rating", "1"], ["row 1", "not a number"]),
+    "rating asked but absent": (b"user,item\n1,2\n", ["--min-rating", "4"], ["needs a rating", "--rating"]),
+    "time asked but absent": (b"user,item\n1,2\n", ["--split", "time"], ["needs a timestamp", "--timestamp"]),
+    "time unreadable": (b"user,item,date\n1,2,5\n1,3,soon\n", ["--split", "time"], ["row 2", "'soon'"]),
+    "all filtered by rating": (b"user,item,rating\n1,2,1\n", ["--min-rating", "4"], ["rating >= 4", "1 interactions"]),
+    "all filtered by k-core": (b"user,item\n1,2\n", ["--min-user", "5"], ["at least 5", "--min-user"]),
+    "too many fields": (b"user,item\n1,2\n1,2,3\n", [], ["line 3", "more fields"]),
+    "too few fields": (b"user,item\n1,2\n1\n", [], ["row 2", "item id"]),
+    "open quote": (b'user,item\n1,"2\n3,4\n', [], ["quotation marks"]),
+    "bad ratios": (b"user,item\n1,2\n", ["--ratios", "70/30"], ["70/10/20"]),
+    "negative count": (b"user,item\n1,2\n", ["--min-item=-1"], ["min-item"]),
+    "one column": (b"user\n1\n", [], ["--separator"]),
+    "titles without titles": (b"user,item\n1,2\n", ["--titles", "bad.csv"], ["titles"]),
+    "7z": (b"7z\xbc\xaf\x27\x1c", [], ["7z", "unpack"]),
+    "damaged zip": (b"PK\x03\x04junk", [], ["damaged"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(run, case):
+    content, options, words = BAD[case]
+    if content is not None:
+        Path("bad.csv").write_bytes(content)
+    err = fails(run, "prepare", "table", "--raw", "bad.csv", "--out", "out", "--quiet", *options)
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "content", "words"),
+    [
+        ("melon", "train.json", '[{"id": 1, "songs": [1, 2', ["train.json", "cut short"]),
+        ("table", "a.jsonl", '{"user": 1, "item": 2}\n{"user": 1, "it', ["line 2", "cut short"]),
+        ("table", "a.json", '[{"user": 1, "item": 2}, {"us', ["a.json", "cut short"]),
+        ("epinion", "a.mat", "not matlab", ["a.mat"]),
+        ("ml-1m", "ratings.dat", "1::2::x::4\n", ["row 1", "'x'"]),
+        ("lists", "users.dat", "\n\n", ["no interactions"]),
+        ("table", "a.parquet", "PAR1 and no more", ["a.parquet", "damaged"]),
+    ],
+)
+def test_bad_files_of_other_kinds(run, source, name, content, words):
+    Path(name).write_text(content)
+    err = fails(run, "prepare", source, "--raw", name, "--out", "out", "--quiet")
+    for word in words:
+        assert word in err
+
+
+def test_usage_errors(run):
+    Path("good.csv").write_text(GOOD)
+    assert "did you mean 'melon'" in fails(run, "prepare", "mellon")
+    assert "--list" in fails(run, "prepare")
+    assert "is a folder" in fails(run, "prepare", "table", "--raw", ".", "--out", "out")
+    assert "--raw" in fails(run, "prepare", "table")
+    assert "imitates melon only" in fails(run, "prepare", "ml-1m", "--synthetic")
+    assert "leave --raw out" in fails(run, "prepare", "synthetic", "--raw", "good.csv")
+    assert "no public address" in fails(run, "prepare", "sketchfab", "--download")
+    assert "no data set at" in fails(run, "info", "nowhere")
+    assert run("prepare", "table", "--splitt", "x")[0] == 2
+
+
+def test_existing_output(run):
+    Path("good.csv").write_text(GOOD)
+    command = ["prepare", "table", "--raw", "good.csv", "--out", "d", "--quiet"]
+    assert run(*command)[0] == 0
+    assert "--overwrite" in fails(run, *command)
+    assert run(*command, "--overwrite", "--seed", 1)[0] == 0
+    assert Dataset.load("d").meta["options"]["seed"] == 1
+    Path("good.csv").write_text("user,item\n1,\n")
+    fails(run, *command, "--overwrite")
+    assert Dataset.load("d").n_interactions == 200  # the old one is untouched by a failure
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_output_not_writable(run):
+    Path("good.csv").write_text(GOOD)
+    Path("locked").mkdir(mode=0o500)
+    assert "not a writable directory" in fails(run, "prepare", "table", "--raw", "good.csv", "--out", "locked/d")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a place where even root may not write")
+def test_output_where_nobody_may_write(run):
+    Path("good.csv").write_text(GOOD)
+    err = fails(run, "prepare", "table", "--raw", "good.csv", "--out", "/proc/drm/d", "--quiet")
+    assert "cannot write /proc/drm/d" in err
+    assert "another --out" in err
+
+
+def test_output_below_a_file(run):
+    Path("good.csv").write_text(GOOD)
+    assert "not a writable directory" in fails(
+        run, "prepare", "table", "--raw", "good.csv", "--out", "good.csv/d", "-q"
+    )
+
+
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write over the limit fails as on a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+sys.argv = ["drm-triton", *sys.argv[1:]]
+from drm_triton.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs file size limits")
+def test_disk_full(tmp_path):
+    (tmp_path / "good.csv").write_text(GOOD)
+    command = [sys.executable, "-c", FULL, "prepare", "table", "--raw", "good.csv", "--out", "d", "--quiet"]
+    first = subprocess.run(
+        [sys.executable, "-m", "drm_triton", *command[3:]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert first.returncode == 0, first.stderr
+    before = Dataset.load(tmp_path / "d").checksum
+    full = subprocess.run(
+        [*command, "--overwrite", "--seed", "9"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert full.returncode == 2, full.stderr
+    assert "cannot write" in full.stderr
+    assert "free some space" in full.stderr
+    assert full.stderr.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d", "good.csv"]
+    assert Dataset.load(tmp_path / "d").checksum == before
+
+
+SLOW = """
+import sys, time
+from drm_triton.data import store
+save = store._write_array
+def slow(*args):
+    save(*args)
+    print("writing", flush=True)
+    time.sleep(60)
+store._write_array = slow
+sys.argv = ["drm-triton", "prepare", "table", "--raw", "good.csv", "--out", "d", "-q"]
+from drm_triton.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_ctrl_c_leaves_nothing(tmp_path):
+    (tmp_path / "good.csv").write_text(GOOD)
+    child = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.readline() == b"writing\n"
+    assert any(p.name.endswith(".partial") for p in tmp_path.iterdir())
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode != 0
+    assert b"Traceback" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["good.csv"]
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    heavy = ("torch", "triton", "polars", "numba", "scipy", "numpy")
+    script = f"import sys, drm_triton.cli; print([m for m in {heavy} if m in sys.modules])"
+    start = time.monotonic()
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_threads_do_not_matter(tmp_path, threads):
+    (tmp_path / "good.csv").write_text(GOOD)
+    command = [sys.executable, "-m", "drm_triton", "prepare", "table", "--raw", "good.csv", "--out", "d", "--json"]
+    environment = os.environ | {"POLARS_MAX_THREADS": threads}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+    import polars as pl
+
+    expected = Dataset.from_frame(pl.read_csv(tmp_path / "good.csv")).checksum
+    assert json.loads(result.stdout)["checksum"] == expected

@@ -1,0 +1,152 @@
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+import scipy.sparse
+
+from drm_triton import Dataset
+from drm_triton.data.csr import CSR
+from drm_triton.errors import InputError
+
+
+@pytest.fixture
+def stored(tmp_path):
+    frame = pl.DataFrame({"user": ["b", "a", "c"] * 5, "item": list(range(15))})
+    Dataset.from_frame(frame).save(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_csr():
+    matrix = CSR.from_pairs(np.array([0, 0, 2]), np.array([1, 3, 0]), (3, 4))
+    assert matrix.row(0).tolist() == [1, 3]
+    assert matrix.row(1).tolist() == []
+    assert matrix.degrees().tolist() == [2, 0, 1]
+    assert matrix.nnz == 3
+    assert matrix.indptr.dtype == np.int64
+    assert matrix.indices.dtype == np.int32
+    assert matrix.to_scipy().toarray().tolist() == [[0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]
+
+
+def test_from_csr_of_scipy_and_of_pairs_agree():
+    train = scipy.sparse.csr_matrix([[0, 1, 1], [1, 0, 0]])
+    test = scipy.sparse.coo_matrix([[1, 0, 0], [0, 0, 5]])
+    data = Dataset.from_csr(train, test=test, user_ids=["u", "v"])
+    same = Dataset.from_csr(([0, 2, 3], [2, 1, 0]), test=([0, 1, 2], [0, 2]), user_ids=["u", "v"])
+    assert data.checksum == same.checksum
+    assert data.valid.nnz == 0
+    assert data.test.row(1).tolist() == [2]
+    assert data.item_ids.to_list() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train": [1, 2, 3]}, "pair"),
+        ({"train": ([0, 2], [0])}, "row pointers"),
+        ({"train": ([0, 1], [5]), "n_items": 3}, "item 5"),
+        ({"train": ([0, 1], [-1]), "n_items": 3}, "item -1"),
+        ({"train": ([0, 1], [0]), "test": ([0, 1], [0])}, "share"),
+        ({"train": ([0, 1], [0]), "test": ([0, 1, 1], [0])}, "shape"),
+        ({"train": ([0, 1], [0]), "user_ids": ["a", "b"]}, "user_ids"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": ["a", "a"]}, "item_ids"),
+    ],
+)
+def test_from_csr_refuses(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Dataset.from_csr(**arguments)
+
+
+def test_load_maps_memory(stored):
+    data = Dataset.load(stored)
+    assert isinstance(data.train.indices, np.memmap)
+    assert not data.train.indices.flags.writeable
+
+
+def test_empty_splits_are_stored(tmp_path):
+    Dataset.from_csr(([0, 1], [0])).save(tmp_path / "d")
+    assert Dataset.load(tmp_path / "d").test.nnz == 0
+
+
+def test_encode_names_unknown_ids(stored):
+    data = Dataset.load(stored)
+    assert data.encode_users(["c", "a"]).tolist() == [2, 0]
+    assert data.encode_items(["14", 3]).tolist() == [14, 3]
+    assert data.encode_users([]).tolist() == []
+    with pytest.raises(InputError, match="unknown user ids: 'x', 'y'"):
+        data.encode_users(["a", "x", "y", "x"])
+    with pytest.raises(InputError, match="and 2 more"):
+        data.encode_items([f"no{k}" for k in range(7)])
+
+
+def test_save_does_not_replace_unless_told(stored):
+    other = Dataset.from_csr(([0, 1], [0]))
+    with pytest.raises(InputError, match="already exists"):
+        other.save(stored)
+    assert Dataset.load(stored).n_users == 3
+    other.save(stored, overwrite=True)
+    assert Dataset.load(stored).n_users == 1
+    assert [p.name for p in stored.parent.iterdir()] == ["data"]
+
+
+def test_overwrite_spares_other_directories(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(InputError, match="not a prepared data set"):
+        Dataset.from_csr(([0, 1], [0])).save(tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.tex").exists()
+
+
+def damage_version(path):
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+
+
+def damage_sizes(path):
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(meta | {"train": meta["train"] + 1}))
+
+
+def cut_array(path):
+    file = path / "train.indices.npy"
+    file.write_bytes(file.read_bytes()[:-4])
+
+
+def wrong_pointers(path):
+    indptr = np.load(path / "train.indptr.npy")
+    indptr[-1] += 1
+    np.save(path / "train.indptr.npy", indptr)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_version, "version 99"),
+        (damage_sizes, "promises"),
+        (cut_array, "train.indices.npy"),
+        (wrong_pointers, "row pointers of train"),
+        (lambda path: (path / "test.indptr.npy").unlink(), "test.indptr.npy"),
+        (lambda path: (path / "meta.json").write_text("{"), "meta.json"),
+        (lambda path: (path / "meta.json").write_text("[]"), "meta.json"),
+        (lambda path: (path / "meta.json").unlink(), "no meta.json"),
+        (lambda path: pl.DataFrame({"id": [1]}).write_parquet(path / "users.parquet"), "1 rows and not 3"),
+        (lambda path: (path / "items.parquet").write_bytes(b"PAR1"), "items.parquet"),
+    ],
+)
+def test_load_refuses_a_damaged_store(stored, damage, message):
+    damage(stored)
+    with pytest.raises(InputError, match=message):
+        Dataset.load(stored)
+
+
+def test_load_of_nothing(tmp_path):
+    with pytest.raises(InputError, match="no data set at"):
+        Dataset.load(tmp_path / "nothing")
+
+
+def test_meta_survives_a_second_save(stored, tmp_path):
+    data = Dataset.load(stored)
+    data.save(tmp_path / "copy")
+    again = Dataset.load(tmp_path / "copy")
+    assert again.meta == data.meta
+    assert again.meta["steps"]
