@@ -108,7 +108,7 @@ def test_first_of_tied_entries_bears_the_hinge():
 
 
 @pytest.mark.parametrize(
-    ("negative", "gap", "violations"), [(0.5, 0.25, 2), (0.3, 0.05, 2), (0.25, 0.0, 2), (0.2, -0.05, 0)]
+    ("negative", "gap", "violations"), [(0.5, 0.25, 2), (0.25 + 2**-20, 2**-20, 2), (0.25, 0.0, 2), (0.2, -0.05, 0)]
 )
 def test_hinge_ends_at_the_margin(negative, gap, violations):
     """A negative at the margin exactly counts as a violation in Phi, but bears no loss and no gradient."""
