@@ -146,7 +146,7 @@ def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tens
         w = (1 / positives.to(s.dtype)).expand_as(used)
     elif weight == "ndcg":
         discount = 1 / torch.log2(1 + rank.to(s.dtype))
-        ideal = torch.where(rank <= K, y.sort(dim=-1, descending=True).values[:, : len(rank)], 0)
+        ideal = y.sort(dim=-1, descending=True).values[:, : len(rank)]
         w = discount / (ideal * discount).sum(-1, keepdim=True)
     else:
         ranking = torch.where(mask, s, -math.inf).sort(dim=-1, descending=True, stable=True).indices[:, : len(rank)]
@@ -182,7 +182,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
     dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k,   ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l)(G_j + G_l)
     """
     ds, G = torch.zeros_like(s), torch.zeros_like(s)
-    s, q = torch.where(mask, s, 0), torch.where(mask, q, 0)  # padding may hold NaN, and NaN * 0 is NaN
+    q = torch.where(mask, q, 0)
     for rank, (c, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
         dz = w[:, rank, None] * P * (q - (P * q).sum(-1, keepdim=True)) / tau
         ds, G = ds + c * dz, G + dz

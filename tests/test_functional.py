@@ -128,6 +128,19 @@ def test_ap_whose_first_ranks_all_miss_keeps_the_later_ranks():
 
 
 @pytest.mark.usefixtures("backend")
+def test_long_lists():
+    scores, relevance, mask = random_lists(1, 4096, torch.float32)
+    relevance &= scores > 1.5
+    value, gradient = gradient_of(drm_loss, scores, relevance, 3, mask=mask)
+    y = (relevance & mask).double()
+    w = torch.ones(1, 3, dtype=torch.float64)
+    expected_value, expected_gradient = reference.drm_lists(scores.double(), y, w, 1.0, mask)
+    torch.testing.assert_close(value.double(), expected_value[0], rtol=1e-3, atol=1e-3)
+    scale = expected_gradient.abs().max()
+    torch.testing.assert_close(-gradient.double() / scale, expected_gradient / scale, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("backend")
 def test_reductions_agree():
     scores, relevance, _ = random_lists()
     for function in (
@@ -265,10 +278,11 @@ class Ranker(torch.nn.Module):
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize(("k", "weight"), [(3, "uniform"), (None, "ap"), (None, "precision")])
+@pytest.mark.parametrize(("k", "weight"), [(3, "uniform"), (None, "ap")])
 def test_compiles_without_a_graph_break_and_gives_the_same(k, weight):
     torch.manual_seed(0)
     model = Ranker(k, weight)
+    # The whole way but for the C++ that inductor writes for the code around our operations, which is slow to build.
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for B, n in ((5, 9), (3, 12)):  # the second shape makes it compile for dynamic ones
         _, relevance, mask = random_lists(B, n)

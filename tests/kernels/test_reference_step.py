@@ -107,6 +107,20 @@ def test_first_of_tied_entries_bears_the_hinge():
     np.testing.assert_allclose(g, [[-phi, 0, phi, 0]])
 
 
+@pytest.mark.parametrize(
+    ("negative", "gap", "violations"), [(0.5, 0.25, 2), (0.25 + 2**-20, 2**-20, 2), (0.25, 0.0, 2), (0.2, -0.05, 0)]
+)
+def test_hinge_ends_at_the_margin(negative, gap, violations):
+    """A negative at the margin exactly counts as a violation in Phi, but bears no loss and no gradient."""
+    U = torch.ones(1, 1, dtype=torch.float64)
+    V = torch.tensor([[0.75], [negative], [0.25 if violations else 0.0]], dtype=torch.float64)
+    objective = Objective(rho=1, margin=0.5, drm=False)
+    result = reference.list_gradients(U, V, torch.tensor([0]), torch.tensor([[0, 1, 2]]), objective)
+    phi = math.log(1 + 3 / 2 * violations) if gap > 0 else 0
+    assert result.hinge.item() == pytest.approx(phi * max(0, gap), rel=1e-12)
+    np.testing.assert_allclose(result.g, [[-phi, phi, 0]])
+
+
 def apply_step(U, V, state_U, state_V, users, items, objective, lr):
     """A whole step as a trainer makes it: both tables are updated from the factors at its start."""
     gradients = reference.list_gradients(U, V, users, items, objective)
