@@ -41,7 +41,7 @@ def train(
     factors: Annotated[int | None, option("Factors d [paper: 16, 32, 64, 128].", MODEL)] = None,
     init: Annotated[str | None, option("Initial factors: spectral or normal.", MODEL)] = None,
     rho: Annotated[int | None, option("Positives in a list [paper: 1 to 5].", LISTS)] = None,
-    eta: Annotated[int | None, option("Negatives in a list [15 rho].", LISTS)] = None,
+    eta: Annotated[int | None, option("Negatives in a list [15 rho, at least 45].", LISTS)] = None,
     user_sampling: Annotated[str | None, option("Users of lists: proportional or uniform.", LISTS)] = None,
     objective: Annotated[str | None, option("hinge+drm, hinge, drm, mse or mse+drm.", LOSS)] = None,
     k: Annotated[int | None, option("Cut-off K of the relaxed metric [rho].", LOSS, "--k")] = None,

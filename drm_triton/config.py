@@ -22,6 +22,8 @@ FitOn = Literal["train", "train+valid", "all"]
 Init = Literal["spectral", "normal"]
 CovForm = Literal["decorrelate", "printed"]
 
+MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
+
 # Spelled differently in files and on the command line, because `lambda` is a Python keyword.
 ALIASES = {"lambda": "lam"}
 
@@ -42,11 +44,11 @@ class TrainConfig:
 
     score: Literal["dot", "l2"] = "dot"
     factors: int = 64  # 16, 32, 64, 128
-    rho: int = 3  # positives in a list: 1 .. 5
-    eta: int | None = None  # negatives in a list; None: 15 rho
+    rho: int = 1  # positives in a list: 1 .. 5
+    eta: int | None = None  # negatives in a list; None: 15 rho as in the paper, but at least 45
     k: int | None = None  # cut-off of the relaxed metric; None: rho
     tau: float = 1.0  # .1, .3, .5, 1, 3, 10
-    lam: float = 1.0  # .1, .5, 1, 2, 3, 5
+    lam: float = 10.0  # .1, .5, 1, 2, 3, 5
     weight: Literal["uniform", "precision", "recall", "ndcg", "ap"] = "uniform"
     margin: float = 1.0
     lr: float = 0.1  # 1e-4 .. .1
@@ -55,7 +57,7 @@ class TrainConfig:
     cov_form: CovForm = "decorrelate"
     objective: ObjectiveName = "hinge+drm"
     init: Init = "spectral"
-    batch_size: int = 1024
+    batch_size: int = 2048
     epochs: int = 30
     user_sampling: Literal["proportional", "uniform"] = "proportional"
     seed: int = 0
@@ -95,7 +97,7 @@ class TrainConfig:
     @property
     def eta_in_force(self) -> int:
         """Negatives in a list."""
-        return 15 * self.rho if self.eta is None else self.eta
+        return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":

@@ -77,7 +77,13 @@ def test_agreement_with_ranx(random_rankings: tuple) -> None:
     ranked, relevant, ours = random_rankings
     judged = ranx.Qrels({str(u): {str(i): 1 for i in T} for u, T in enumerate(relevant)})
     run = ranx.Run({str(u): {str(i): float(100 - r) for r, i in enumerate(items)} for u, items in enumerate(ranked)})
-    names = {"ndcg@10": "ndcg", "recall@10": "recall", "precision@10": "precision", "hit_rate@10": "hit", "mrr@10": "mrr"}
+    names = {
+        "ndcg@10": "ndcg",
+        "recall@10": "recall",
+        "precision@10": "precision",
+        "hit_rate@10": "hit",
+        "mrr@10": "mrr",
+    }
     theirs = ranx.evaluate(judged, run, [*names, "map@10"], return_mean=False)
     for name, own in names.items():
         by_user = dict(zip(run.keys(), theirs[name], strict=True))

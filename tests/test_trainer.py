@@ -5,6 +5,7 @@ import math
 import numpy as np
 import polars as pl
 import pytest
+import scipy.sparse
 import torch
 
 from drm_triton import DRM, Dataset, TrainConfig
@@ -12,7 +13,7 @@ from drm_triton.data.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.evaluate import evaluate, popularity_ranker
 from drm_triton.kernels import get_backend
-from drm_triton.trainer import initial_state, interactions_to_fit, one_step, objective_of, train
+from drm_triton.trainer import initial_state, interactions_to_fit, objective_of, one_step, train
 
 
 def checkerboard(n: int) -> Dataset:
@@ -21,13 +22,11 @@ def checkerboard(n: int) -> Dataset:
     kept = users != items
     matrix = np.zeros((n, n), dtype=bool)
     matrix[users[kept], items[kept]] = True
-    import scipy.sparse
-
     return Dataset.from_csr(scipy.sparse.csr_matrix(matrix), test=scipy.sparse.identity(n, format="csr"))
 
 
 def planted(seed: int = 0) -> Dataset:
-    users, items = generate(Shape(users=600, items=400, interactions=15_000), seed)
+    users, items = generate(Shape(users=1500, items=1500, interactions=45_000), seed)
     return Dataset.from_frame(pl.DataFrame({"user": users, "item": items}))
 
 
@@ -58,7 +57,7 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
     seen = data.train.union(data.valid)
     ours = model.evaluate(data.test, seen).means["ndcg@10"]
     popular = evaluate(popularity_ranker(data.train), seen, data.test).means["ndcg@10"]
-    assert ours > 1.5 * popular
+    assert ours > 2 * popular
 
 
 @pytest.mark.parametrize("options", [{}, {"score": "l2", "cov": 1.0}, {"user_sampling": "uniform", "init": "normal"}])
@@ -73,10 +72,17 @@ def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: d
 
 @pytest.mark.parametrize("options", [{}, {"score": "l2", "cov": 0.5, "cov_every": 3}, {"objective": "mse+drm"}])
 def test_backends_agree(data: Dataset, options: dict) -> None:
-    """Float32 sums in another order: after some 20 steps the factors agree to 1e-3 of the unit ball's radius."""
-    models = [DRM(factors=8, epochs=1, batch_size=256, backend=b, **options).fit(data) for b in ("cpu", "reference")]
-    for a, b in zip(factors_of(models[0]), factors_of(models[1]), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-3, rtol=0)
+    """Float32 sums in another order: ten steps agree to 1e-4 of the unit ball's radius."""
+    states = []
+    for backend in ("cpu", "reference"):
+        config = TrainConfig(factors=8, batch_size=256, eval_every=0, **options)
+        state = initial_state(config, data.train, torch.device("cpu"))
+        states.append(
+            train(state, config, data, data.train, get_backend(backend), on_batch=lambda s, n_lists: s.step == 10)
+        )
+    for name in ("U", "V", "U_state", "V_state"):
+        a, b = (getattr(state, name) for state in states)
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
 def test_rows_stay_in_the_unit_ball(data: Dataset) -> None:

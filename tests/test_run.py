@@ -1,0 +1,228 @@
+"""The run directory: written atomically, resumed to the bit, safe when the process or the disk fails."""
+
+import csv
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from drm_triton import DRM, Dataset
+from drm_triton.checkpoint import FILE, read_tensors
+from drm_triton.config import TrainConfig
+from drm_triton.data.synthetic import Shape, generate
+from drm_triton.errors import DrmError, InputError
+from drm_triton.run import Run, read_metrics
+
+OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 64, "init": "normal"}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    users, items = generate(Shape(users=300, items=200, interactions=6000), 0)
+    path = tmp_path_factory.mktemp("data") / "small"
+    Dataset.from_frame(pl.DataFrame({"user": users, "item": items})).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(stored: Path) -> Dataset:
+    return Dataset.load(stored)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    DRM(**OPTIONS).fit(data, run=path)
+    return path
+
+
+def tensors(run: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    return read_tensors(run / which / FILE)[0]
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    for which in ("last", "best"):
+        ours, theirs = tensors(a, which), tensors(b, which)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    timing = ("seconds", "lists_per_second")
+    lines = [[{k: v for k, v in r.items() if k not in timing} for r in read_metrics(run)] for run in (a, b)]
+    assert lines[0] == lines[1]
+
+
+def test_what_a_run_leaves(whole: Path, data: Dataset) -> None:
+    records = read_metrics(whole)
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    named = {
+        "epoch",
+        "loss",
+        "hinge",
+        "drm",
+        "lists",
+        "seconds",
+        "lists_per_second",
+        "valid/ndcg@10",
+        "valid/recall@50",
+    }
+    assert named <= records[0].keys()
+    with open(whole / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == [record["loss"] for record in records]
+    assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS)
+    environment = json.loads((whole / "env.json").read_text())
+    assert environment["data"]["checksum"] == data.checksum
+    assert environment["packages"]["torch"] == torch.__version__.split("+")[0] or environment["packages"]["torch"]
+    assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(whole.rglob("*.partial"))
+    assert not [path for path in whole.rglob("*") if path.suffix in (".pkl", ".pickle", ".pt", ".pth")]
+
+
+def test_the_best_epoch_is_what_loads(whole: Path) -> None:
+    records = read_metrics(whole)
+    best = max(records, key=lambda record: record["valid/ndcg@10"])["epoch"]
+    assert read_tensors(whole / "best" / FILE)[1]["training"]["epoch"] == best
+    model = DRM.load(whole)
+    assert torch.equal(model.user_factors, tensors(whole, "best")["user_factors"])
+    assert model.config == TrainConfig(**OPTIONS)
+
+
+def test_more_epochs_later_equal_all_at_once(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**{**OPTIONS, "epochs": 2}).fit(data, run=run)
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert_same_run(run, whole)
+
+
+def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 35)
+    assert 0 < read_tensors(run / "last" / FILE)[1]["training"]["position"]
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert_same_run(run, whole)
+
+
+def train_command(stored: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "drm_triton", "train", *options]
+
+
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(stored: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = [f for name, value in OPTIONS.items() for f in (f"--{name.replace('_', '-')}", str(value))]
+    start = train_command(stored, "--dataset", str(stored), "--run", str(run), *flags)
+    moments = random.Random(0)
+    kills = 0
+    for _ in range(12):
+        resume = (run / "config.toml").exists()
+        command = train_command(stored, "--resume", str(run)) if resume else start
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not (run / "config.toml").exists():
+            time.sleep(0.005)
+        try:  # training itself takes about a second, after a few seconds of imports
+            _, errors = process.communicate(timeout=moments.uniform(0.05, 6))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            continue
+        assert process.returncode == 0, errors
+        break
+    else:
+        subprocess.run(train_command(stored, "--resume", str(run)), check=True, capture_output=True)
+    assert kills > 0
+    assert_same_run(run, whole)
+
+
+def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
+    data: Dataset, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    DRM(**{**OPTIONS, "epochs": 2}).fit(data, run=run)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"epoch": 3, "loss": 0}) + "\n")
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert_same_run(run, whole)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_saves_and_says_how_to_resume(stored: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = train_command(stored, "--dataset", str(stored), "--run", str(run), "--epochs", "100000")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not (run / "last" / FILE).exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"drm-triton train --resume {run}" in errors
+    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**{**OPTIONS, "epochs": 1}).fit(data, run=run)
+    before = (run / "last" / FILE).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that the write fails instead of the process
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+        with pytest.raises(DrmError, match=r"no space left to write .*; what was saved before is intact"):
+            DRM(**OPTIONS).fit(data, run=run, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (run / "last" / FILE).read_bytes() == before
+    assert not list(run.rglob("*.partial"))
+
+
+def test_nan_keeps_the_last_good_checkpoint(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def poison(state: object, n_lists: int) -> None:
+        if state.epoch == 2:  # type: ignore[attr-defined]
+            state.U[:] = float("nan")  # type: ignore[attr-defined]
+
+    with pytest.raises(DrmError, match="the loss became nan in epoch 3"):
+        DRM(**OPTIONS).fit(data, run=run, on_batch=poison)
+    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] == 2
+    assert torch.isfinite(tensors(run)["user_factors"]).all()
+
+
+def test_refusals(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds a run already; resume it with"):
+        Run.create(whole, TrainConfig(), data, data.train)
+    with pytest.raises(InputError, match="is not a run directory"):
+        Run.open(tmp_path, data)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(InputError, match="exists and is not empty"):
+        Run.create(tmp_path / "full", TrainConfig(), data, data.train)
+    other = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=3)
+    with pytest.raises(InputError, match="was trained on other data"):
+        Run.open(whole, other)
+
+
+def test_a_damaged_model_is_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no model there"):
+        DRM.load(tmp_path)
+    (tmp_path / FILE).write_bytes((whole / "last" / FILE).read_bytes()[:1000])
+    with pytest.raises(InputError, match="not a readable model file"):
+        DRM.load(tmp_path)
+
+
+def test_save_and_load_round_trip(data: Dataset, tmp_path: Path) -> None:
+    model = DRM(**OPTIONS).fit(data)
+    model.save(tmp_path / "model")
+    loaded = DRM.load(tmp_path / "model")
+    assert loaded.recommend(k=3).equals(model.recommend(k=3))
+    with pytest.raises(InputError, match="already exists"):
+        model.save(tmp_path / "model")
+    model.save(tmp_path / "model", overwrite=True)
