@@ -27,7 +27,7 @@ class Reading:
 
     Attributes
     ----------
-    user, item, rating, timestamp : column names
+    user, item, rating, timestamp : column names; "" for a rating or time that is to be ignored
     columns : names by position, for a file without header; other names than the four roles are skipped
     separator : between the fields of a text file
     encoding : of a text file that is not UTF-8
@@ -44,6 +44,9 @@ class Reading:
     encoding: str | None = None
     leading: str | None = None
     titles: str | None = None
+
+
+TABLE_FIELDS = frozenset({*ROLES, "columns", "separator", "encoding"})  # what a source that reads tables heeds
 
 
 def read_tables(inputs: Inputs, files: Sequence[Input], how: Reading, titles: pl.LazyFrame | None = None) -> Raw:
@@ -93,8 +96,7 @@ def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool,
             return pl.scan_parquet(file.path), False, str
     if file.suffix in (".parquet", ".pq"):
         raise InputError(f"cannot read {file.name}: it is not a Parquet file, whatever its name says, or it is damaged")
-    if how.encoding and how.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
-        file = Input(file.name, inputs.unpack(file, how.encoding), file.on_disk)
+    file = utf8(inputs, file, how)
     lines = head(file)
     if not any(line.strip() for line in lines):
         raise InputError(f"{file.name} is empty: give a file with interactions")
@@ -107,6 +109,13 @@ def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool,
             return pl.read_json(path).lazy(), False, str
     frame, width = _scan_text(file, lines, how)
     return frame, True, partial(first_bad_line, file, width)
+
+
+def utf8(inputs: Inputs, file: Input, how: Reading) -> Input:
+    """Return the file, or a copy of it in UTF-8 if `how` says that it is in another encoding."""
+    if how.encoding is None or how.encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
+        return file
+    return Input(file.name, inputs.unpack(file, how.encoding), file.on_disk)
 
 
 def _is_json(line: str) -> bool:

@@ -209,6 +209,15 @@ def test_usage_errors(run):
     assert "imitates melon only" in fails(run, "prepare", "ml-1m", "--synthetic")
     assert "leave --raw out" in fails(run, "prepare", "synthetic", "--raw", "good.csv")
     assert "no public address" in fails(run, "prepare", "sketchfab", "--download")
+    assert "does not use --leading" in fails(
+        run, "prepare", "table", "--raw", "good.csv", "--leading", "user", "--out", "out"
+    )
+    assert "does not use --titles" in fails(
+        run, "prepare", "lists", "--raw", "good.csv", "--titles", "x", "--out", "out"
+    )
+    assert "--scale" in fails(run, "prepare", "table", "--raw", "good.csv", "--scale", "2")
+    assert "--users" in fails(run, "prepare", "melon", "--users", "5")
+    assert "leave --download" in fails(run, "prepare", "synthetic", "--download")
     assert "no data set at" in fails(run, "info", "nowhere")
     assert run("prepare", "table", "--splitt", "x")[0] == 2
 
