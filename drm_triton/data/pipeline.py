@@ -69,7 +69,7 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
             name, keep = raw.own_filter
             codes = keep(codes.lazy()).collect()
             record(name, len(codes), codes["user"].n_unique(), codes["item"].n_unique())
-        if "keep" in codes.columns and options.min_rating is not None:
+        if options.min_rating is not None:
             codes = codes.filter("keep")
             record(f"rating >= {options.min_rating:g}", len(codes), codes["user"].n_unique(), codes["item"].n_unique())
         users, items, time = _distinct(codes, len(item_ids))
@@ -125,8 +125,8 @@ def _collect(raw: Raw, options: Options) -> pl.DataFrame:
             columns["time"] = _time(raw, schema["timestamp"])
         frame = _run(raw, _concat(raw, drop_blank=careful and raw.text).select(**columns))
         lost = [name for name in columns if name != "rating" and frame[name].null_count()]
-        if not lost:
-            return frame
+        if not lost:  # without a threshold the ratings were only to be verified
+            return frame if options.min_rating is not None else frame.drop("keep", strict=False)
         if not careful:
             careful = True
         elif any(whole.get(name) for name in lost):
@@ -343,4 +343,5 @@ def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
         return items
     titles = raw.titles.select(pl.col("item").cast(item_ids.dtype, strict=False).alias("id"), "title")
     titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
-    return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()
+    with reading("the titles"):
+        return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

@@ -190,12 +190,13 @@ def test_bad_input(run, case):
         ("epinion", "a.mat", "not matlab", ["a.mat"]),
         ("ml-1m", "ratings.dat", "1::2::x::4\n", ["row 1", "'x'"]),
         ("lists", "users.dat", "\n\n", ["no interactions"]),
+        ("table --columns user,item", "a.jsonl", '{"user": 1, "item": 2}', ["names its own columns"]),
         ("table", "a.parquet", "PAR1 and no more", ["a.parquet", "damaged"]),
     ],
 )
 def test_bad_files_of_other_kinds(run, source, name, content, words):
     Path(name).write_text(content)
-    err = fails(run, "prepare", source, "--raw", name, "--out", "out", "--quiet")
+    err = fails(run, "prepare", *source.split(), "--raw", name, "--out", "out", "--quiet")
     for word in words:
         assert word in err
 

@@ -56,6 +56,8 @@ def ids(data):
         ("user,item\n-0,1\n+5,2\n", ["+5", "-0"], [1, 2]),
         ("user,item\nNA,null\n", ["NA"], ["null"]),  # ids like any other
         ("user,item\n1,2", [1], [2]),  # no newline at the end
+        ("\n\nuser,item\n1,2\n", [1], [2]),  # blank lines before the header
+        ("\nuser::item\n1::2\n", [1], [2]),
     ],
 )
 def test_csv_and_its_kin(table, content, users, items):
