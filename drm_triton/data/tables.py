@@ -212,16 +212,16 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.Lazy
     frame = pl.scan_csv(
         file.path,
         has_header=names is None,
-        schema=dict.fromkeys(_padded(names, len(first)), pl.String()) if names else None,
+        skip_lines=blank,
         separator=separator,
         quote_char='"' if quoted else None,
         infer_schema=False,
         glob=False,
     )
-    if names:
-        return frame, fits
     with reading(file.name):
         columns = frame.collect_schema().names()
+    if names:
+        return frame.rename(dict(zip(columns, _padded(names, len(columns)), strict=True))), fits
     repeated = [c for c in first if first.count(c) > 1 and any(spells(c, role) for role in ROLES)]
     if repeated:
         raise InputError(
