@@ -164,7 +164,7 @@ def main() -> None:
         files = options.keep or folder
         files.mkdir(parents=True, exist_ok=True)
         ratings, playlists = files / "ratings.csv", files / "train.json"
-        # In a process of their own: Linux lets a child begin with its parent's peak memory, so this one must stay small.
+        # In processes of their own: on Linux a child begins with its parent's peak memory, so this one must stay small.
         for path, write in ((ratings, _make_ratings), (playlists, _make_playlists)):
             if not path.exists():
                 maker = multiprocessing.get_context("spawn").Process(target=write, args=(path, part))

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def info(
-    directory: Annotated[str, typer.Argument(help="A prepared data set: its directory, or its name under data/.")],
+    directory: Annotated[
+        str, typer.Argument(help="A prepared data set: its directory, or its name under data/.", metavar="DIR")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print a data set's statistics, beside the paper's where it has them."""

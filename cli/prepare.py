@@ -12,6 +12,8 @@ from drm_triton.errors import InputError
 Split = Literal["random", "per-user", "leave-last", "time", "users"]
 Leading = Literal["user", "count", "none"]
 
+DEFAULT_SIZES = {"users": 1_000, "items": 500, "interactions": 20_000}
+
 _READING = "Reading the files"
 _KEEPING = "What to keep, and how to split it"
 _MAKING = "Generated and downloaded data"
@@ -84,17 +86,25 @@ def prepare(
             "--synthetic", help="For melon: write a generated train.json and prepare that.", rich_help_panel=_MAKING
         ),
     ] = False,
-    scale: Annotated[float, typer.Option(help="Size of --synthetic; 1 is Melon's.", rich_help_panel=_MAKING)] = 1.0,
-    users: Annotated[int, typer.Option(help="For source synthetic.", rich_help_panel=_MAKING)] = 1_000,
-    items: Annotated[int, typer.Option(help="For source synthetic.", rich_help_panel=_MAKING)] = 500,
-    interactions: Annotated[int, typer.Option(help="For source synthetic.", rich_help_panel=_MAKING)] = 20_000,
+    scale: Annotated[
+        float | None, typer.Option(help="Size of --synthetic; 1 is Melon's. (default: 1)", rich_help_panel=_MAKING)
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="For source synthetic. (default: 1,000)", rich_help_panel=_MAKING)
+    ] = None,
+    items: Annotated[
+        int | None, typer.Option(help="For source synthetic. (default: 500)", rich_help_panel=_MAKING)
+    ] = None,
+    interactions: Annotated[
+        int | None, typer.Option(help="For source synthetic. (default: 20,000)", rich_help_panel=_MAKING)
+    ] = None,
 ) -> None:
     """Turn interactions of any kind into a compact data set: read, filter, encode, split, store."""
     from drm_triton.cli.info import describe, summary
     from drm_triton.data import prepare as preparation
     from drm_triton.data import sources
     from drm_triton.data.pipeline import Options
-    from drm_triton.data.synthetic import Shape, write_melon
+    from drm_triton.data.synthetic import Shape
     from drm_triton.data.tables import Reading
     from drm_triton.progress import Reporter
 
@@ -114,32 +124,38 @@ def prepare(
         seed=seed,
     )
     out = out or preparation.data_dir() / chosen.name
+    reading = Reading(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
+    sizes = {"users": users, "items": items, "interactions": interactions}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    generated = synthetic or chosen.name == "synthetic"
     if synthetic and chosen.name != "melon":
         raise InputError("--synthetic imitates melon only: use `prepare melon --synthetic` or `prepare synthetic`")
+    if scale is not None and not synthetic:
+        raise InputError("--scale is the size of --synthetic data: give both or neither")
+    if given and chosen.name != "synthetic":
+        raise InputError(f"--{min(given)} is for source synthetic; for melon --synthetic give --scale")
+    if raw and (generated or download):
+        raise InputError("generated or downloaded data does not come from --raw: leave --raw out")
+    if generated and (download or reading != Reading()):
+        raise InputError(
+            "generated data is neither downloaded nor read: leave --download and the options for reading out"
+        )
+    preparation.store.check_target(out, overwrite)
+    remarks = None
     if chosen.name == "synthetic":
-        if raw:
-            raise InputError("source synthetic generates its data: leave --raw out")
-        data = preparation.prepare_synthetic(Shape(users, items, interactions), out, options, overwrite, report)
+        data = preparation.prepare_synthetic(Shape(**DEFAULT_SIZES | given), out, options, overwrite, report)
     else:
-        preparation.store.check_target(out, overwrite)
-        remarks = None
         if synthetic:
-            if raw:
-                raise InputError("--synthetic writes its own train.json: leave --raw out")
-            place = preparation.data_dir() / "raw" / "melon-synthetic" / "train.json"
-            with report.step("generate") as step:
-                shape = Shape.melon(scale)
-                write_melon(place, shape, seed)
-                remarks = {"synthetic": dataclasses.asdict(shape)}
-                step.note(str(place))
-            raw = [str(place)]
+            shape = Shape.melon(1.0 if scale is None else scale)
+            raw = [str(preparation.write_synthetic_melon(shape, seed, report))]
+            remarks = {"synthetic": dataclasses.asdict(shape)}
         elif download:
             from drm_triton.data.download import fetch_source
 
             raw = [str(fetch_source(chosen, preparation.raw_dir(chosen), report))]
-        paths = raw or [str(p) for p in preparation.find_raw(chosen)]
-        reading = Reading(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
-        data = preparation.prepare(chosen, paths, out, reading, options, overwrite, report, remarks)
+        paths = raw or [str(path) for path in preparation.find_raw(chosen)]
+        own = min_user is None and min_item is None  # counts asked for stand in place of the source's own filter
+        data = preparation.prepare(chosen, paths, out, reading, options, overwrite, report, own, remarks)
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:

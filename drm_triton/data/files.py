@@ -123,9 +123,11 @@ class Inputs:
         path = self.paths[0]
         try:
             packed = zipfile.is_zipfile(path)
-            found = (
-                self._open(path, patterns) if packed else self._inside(path if path.is_dir() else path.parent, patterns)
-            )
+            if packed or path.is_dir():
+                found = self._open(path, patterns) if packed else self._inside(path, patterns)
+            else:
+                matches = (path.parent / pattern for pattern in patterns)
+                found = [Input(str(match), match) for match in matches if match.is_file()]
         except InputError:
             return None
         return found[0] if found else None

@@ -79,7 +79,7 @@ def find_columns(
     Parameters
     ----------
     columns : names seen in the table
-    given : role -> column name, or None to recognise the usual spellings
+    given : role -> column name, None to recognise the usual spellings, or "" to do without (rating, timestamp)
     where : the file or frame, for messages
     option : what stands before a role in messages, "--" for the command line
 
@@ -98,6 +98,8 @@ def find_columns(
     found: dict[str, str] = {}
     for role in ROLES:
         name = given.get(role)
+        if name == "" and role in ("rating", "timestamp"):
+            continue
         if name is not None:
             matches = [c for c in columns if c == name] or [c for c in columns if plain(c) == plain(name)]
             if len(matches) != 1:

@@ -7,7 +7,7 @@ these puts duplicates side by side and leaves the rows of a CSR matrix in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
     def record(name: str, rows: int, users: int, items: int) -> None:
         steps.append({"step": name, "interactions": rows, "users": users, "items": items})
         if rows == 0:
-            _fail_empty(steps)
+            _fail_empty(steps, raw)
 
     with report.step("read") as step:
         frame = _collect(raw, options)
@@ -69,7 +69,7 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
             name, keep = raw.own_filter
             codes = keep(codes.lazy()).collect()
             record(name, len(codes), codes["user"].n_unique(), codes["item"].n_unique())
-        if "keep" in codes.columns and options.min_rating is not None:
+        if options.min_rating is not None:
             codes = codes.filter("keep")
             record(f"rating >= {options.min_rating:g}", len(codes), codes["user"].n_unique(), codes["item"].n_unique())
         users, items, time = _distinct(codes, len(item_ids))
@@ -125,8 +125,8 @@ def _collect(raw: Raw, options: Options) -> pl.DataFrame:
             columns["time"] = _time(raw, schema["timestamp"])
         frame = _run(raw, _concat(raw, drop_blank=careful and raw.text).select(**columns))
         lost = [name for name in columns if name != "rating" and frame[name].null_count()]
-        if not lost:
-            return frame
+        if not lost:  # without a threshold the ratings were only to be verified
+            return frame if options.min_rating is not None else frame.drop("keep", strict=False)
         if not careful:
             careful = True
         elif any(whole.get(name) for name in lost):
@@ -169,10 +169,16 @@ def _names(raw: Raw) -> str:
 
 
 def _schema(raw: Raw) -> dict[str, pl.DataType]:
-    """Column types; where files disagree the column is read as text."""
+    """Types of the columns that all files have; where files disagree the column is read as text."""
     schemas = [part.frame.collect_schema() for part in raw.parts]
     common = [c for c in schemas[0].names() if all(c in s for s in schemas)]
-    return {c: schemas[0][c] if len({s[c] for s in schemas}) == 1 else pl.String() for c in common}
+    return {c: _common_type([s[c] for s in schemas]) for c in common}
+
+
+def _common_type(types: Sequence[pl.DataType]) -> pl.DataType:
+    if len(set(types)) == 1:
+        return types[0]
+    return pl.Int64() if all(t in _SMALL_INTEGERS for t in types) else pl.String()
 
 
 def _concat(raw: Raw, drop_blank: bool = False) -> pl.LazyFrame:
@@ -258,7 +264,7 @@ _PROBLEMS = {
     "keep": (
         "rating",
         "has a rating that is missing or not a number",
-        "correct it, or name another column with --rating",
+        "correct it, name another column with --rating, or ignore ratings with --rating ''",
     ),
     "time": (
         "timestamp",
@@ -283,14 +289,15 @@ def _fail_at(raw: Raw, column: str, expression: pl.Expr) -> None:
             raise InputError(f"row {row + 1:,} of {part.name}{header} {problem}{seen}: {advice}")
 
 
-def _fail_empty(steps: list[dict[str, Any]]) -> None:
+def _fail_empty(steps: list[dict[str, Any]], raw: Raw) -> None:
     if len(steps) == 1:
         raise InputError("the input has no interactions: a header without rows, or lists without items")
     before, after = steps[-2], steps[-1]
+    own = raw.own_filter is not None and raw.own_filter[0] == after["step"]
+    advice = "give --min-user and --min-item in its place" if own else "lower --min-rating, --min-user or --min-item"
     raise InputError(
         f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
-        f"interactions of {before['users']:,} users and {before['items']:,} items; lower --min-rating, "
-        "--min-user or --min-item"
+        f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
     )
 
 
@@ -336,4 +343,5 @@ def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
         return items
     titles = raw.titles.select(pl.col("item").cast(item_ids.dtype, strict=False).alias("id"), "title")
     titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
-    return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()
+    with reading("the titles"):
+        return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

@@ -64,6 +64,7 @@ def prepare(
     options: Options | None = None,
     overwrite: bool = False,
     report: Reporter = SILENT,
+    own_filter: bool = True,
     remarks: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Prepare a source's files into the directory `out`.
@@ -78,6 +79,8 @@ def prepare(
         The source's own defaults when not given.
     overwrite : bool
         Replace an existing data set; the old one stays until the new one is complete.
+    own_filter : bool
+        Apply the filter particular to the source, if it has one (Epinion's, which gives the paper's counts).
     remarks : mapping, optional
         Recorded in the data set's meta as it is.
 
@@ -88,15 +91,18 @@ def prepare(
     """
     out = Path(out)
     store.check_target(out, overwrite)
+    given = {k: v for k, v in asdict(reading).items() if v is not None}
+    if unheeded := sorted(given.keys() - source.reads):
+        raise InputError(f"source {source.name} does not use --{unheeded[0]}: leave it out, or use source table")
     options = options or default_options(source)
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
         with report.step("open"):
             interactions = source.read(Inputs(raw, Path(scratch)), reading)
-        if interactions.own_filter and max(options.min_user, options.min_item) > 1:
-            interactions = replace(interactions, own_filter=None)  # counts asked for replace the source's own
+        if not own_filter:
+            interactions = replace(interactions, own_filter=None)
         sums = pool.submit(sha256, interactions.files)  # beside the reading: hashing leaves Python's lock alone
         data = pipeline.build(interactions, options, report)
-        data.meta |= {"files": sums.result(), "reading": {k: v for k, v in asdict(reading).items() if v is not None}}
+        data.meta |= {"files": sums.result(), "reading": given}
         data.meta |= remarks or {}
     return _store(data, source.name, out, overwrite, report)
 
@@ -118,6 +124,15 @@ def prepare_synthetic(
     data = pipeline.build(raw, options, report)
     data.meta["synthetic"] = asdict(shape)
     return _store(data, "synthetic", out, overwrite, report)
+
+
+def write_synthetic_melon(shape: generator.Shape, seed: int = 0, report: Reporter = SILENT) -> Path:
+    """Write a generated train.json where no real one is looked for, and return its path."""
+    path = data_dir() / "raw" / "melon-synthetic" / "train.json"
+    with report.step("generate") as step:
+        generator.write_melon(path, shape, seed)
+        step.note(str(path))
+    return path
 
 
 def default_options(source: Source) -> Options:

@@ -27,7 +27,7 @@ class Reading:
 
     Attributes
     ----------
-    user, item, rating, timestamp : column names
+    user, item, rating, timestamp : column names; "" for a rating or time that is to be ignored
     columns : names by position, for a file without header; other names than the four roles are skipped
     separator : between the fields of a text file
     encoding : of a text file that is not UTF-8
@@ -44,6 +44,9 @@ class Reading:
     encoding: str | None = None
     leading: str | None = None
     titles: str | None = None
+
+
+TABLE_FIELDS = frozenset({*ROLES, "columns", "separator", "encoding"})  # what a source that reads tables heeds
 
 
 def read_tables(inputs: Inputs, files: Sequence[Input], how: Reading, titles: pl.LazyFrame | None = None) -> Raw:
@@ -89,24 +92,39 @@ def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool,
         Finds the damaged line of a file that could not be read, as "line 17".
     """
     if file.kind == "parquet":
-        with reading(file.name):
-            return pl.scan_parquet(file.path), False, str
+        _has_names(file, how)
+        return pl.scan_parquet(file.path), False, str
     if file.suffix in (".parquet", ".pq"):
         raise InputError(f"cannot read {file.name}: it is not a Parquet file, whatever its name says, or it is damaged")
-    if how.encoding and how.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
-        file = Input(file.name, inputs.unpack(file, how.encoding), file.on_disk)
+    file = utf8(inputs, file, how)
     lines = head(file)
     if not any(line.strip() for line in lines):
         raise InputError(f"{file.name} is empty: give a file with interactions")
     first = next(line for line in lines if line.strip()).lstrip()
     if first.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
+        _has_names(file, how)
         return pl.scan_ndjson(file.path, infer_schema_length=1000), False, partial(first_bad_line, file, _is_json)
     if first.startswith("[") and file.suffix == ".json":
+        _has_names(file, how)
         with reading(file.name):
             path = inputs.unpack(file) if file.kind == "gzip" else file.path
             return pl.read_json(path).lazy(), False, str
     frame, width = _scan_text(file, lines, how)
     return frame, True, partial(first_bad_line, file, width)
+
+
+def utf8(inputs: Inputs, file: Input, how: Reading) -> Input:
+    """Return the file, or a copy of it in UTF-8 if `how` says that it is in another encoding."""
+    if how.encoding is None or how.encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
+        return file
+    return Input(file.name, inputs.unpack(file, how.encoding), file.on_disk)
+
+
+def _has_names(file: Input, how: Reading) -> None:
+    if how.columns:
+        raise InputError(
+            f"{file.name} names its own columns: leave --columns out, and use --user, --item, ... if needed"
+        )
 
 
 def _is_json(line: str) -> bool:
@@ -169,6 +187,8 @@ def _fields(line: str, separator: str) -> list[str]:
 
 def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.LazyFrame, Callable[[str], bool]]:
     """Open a delimited file; also return a check that a line has no more fields than the first."""
+    blank = next(k for k, line in enumerate(lines) if line.strip())  # lines before the header
+    lines = lines[blank:]
     separator = how.separator and _NAMED.get(how.separator, how.separator)
     separator = separator or guess_separator(lines, file.suffix)
     if separator is None:
@@ -180,7 +200,7 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.Lazy
     if names:
         _check_positions(file.name, names, first)
     if separator == " " or len(separator) > 1:
-        return _split_lines(file, separator, names, first), lambda line: True
+        return _split_lines(file, separator, names, first, skip=blank), lambda line: True
 
     def fits(line: str) -> bool:
         return len(_fields(line, separator)) <= len(first)
@@ -192,6 +212,7 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.Lazy
     frame = pl.scan_csv(
         file.path,
         has_header=names is None,
+        skip_lines=blank,
         separator=separator,
         quote_char='"' if quoted else None,
         infer_schema=False,
@@ -233,12 +254,12 @@ def _padded(names: Sequence[str], width: int) -> list[str]:
     return [names[k] if k < len(names) and names[k] in ROLES else f"#{k + 1}" for k in range(width)]
 
 
-def _split_lines(file: Input, separator: str, names: list[str] | None, first: list[str]) -> pl.LazyFrame:
+def _split_lines(file: Input, separator: str, names: list[str] | None, first: list[str], skip: int) -> pl.LazyFrame:
     """Divide lines at a separator that Polars' CSV reader does not know: several characters, or runs of blanks."""
     columns = _padded(names, len(first)) if names else first
     line = pl.col(_LINE).str
     fields = line.extract_all(r"\S+") if separator == " " else line.split(separator)
-    frame = lines_of(file) if names else lines_of(file).slice(1)
+    frame = lines_of(file).slice(skip if names else skip + 1)
     # A row of other length than the first has a null in its last column, which no later step lets pass as an id.
     return frame.select(fields.alias(_LINE)).select(
         pl.col(_LINE).list.get(k, null_on_oob=True).alias(column) for k, column in enumerate(columns)

@@ -190,12 +190,13 @@ def test_bad_input(run, case):
         ("epinion", "a.mat", "not matlab", ["a.mat"]),
         ("ml-1m", "ratings.dat", "1::2::x::4\n", ["row 1", "'x'"]),
         ("lists", "users.dat", "\n\n", ["no interactions"]),
+        ("table --columns user,item", "a.jsonl", '{"user": 1, "item": 2}', ["names its own columns"]),
         ("table", "a.parquet", "PAR1 and no more", ["a.parquet", "damaged"]),
     ],
 )
 def test_bad_files_of_other_kinds(run, source, name, content, words):
     Path(name).write_text(content)
-    err = fails(run, "prepare", source, "--raw", name, "--out", "out", "--quiet")
+    err = fails(run, "prepare", *source.split(), "--raw", name, "--out", "out", "--quiet")
     for word in words:
         assert word in err
 
@@ -209,6 +210,15 @@ def test_usage_errors(run):
     assert "imitates melon only" in fails(run, "prepare", "ml-1m", "--synthetic")
     assert "leave --raw out" in fails(run, "prepare", "synthetic", "--raw", "good.csv")
     assert "no public address" in fails(run, "prepare", "sketchfab", "--download")
+    assert "does not use --leading" in fails(
+        run, "prepare", "table", "--raw", "good.csv", "--leading", "user", "--out", "out"
+    )
+    assert "does not use --titles" in fails(
+        run, "prepare", "lists", "--raw", "good.csv", "--titles", "x", "--out", "out"
+    )
+    assert "--scale" in fails(run, "prepare", "table", "--raw", "good.csv", "--scale", "2")
+    assert "--users" in fails(run, "prepare", "melon", "--users", "5")
+    assert "leave --download" in fails(run, "prepare", "synthetic", "--download")
     assert "no data set at" in fails(run, "info", "nowhere")
     assert run("prepare", "table", "--splitt", "x")[0] == 2
 

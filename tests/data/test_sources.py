@@ -89,7 +89,11 @@ def test_epinion_text_and_its_filter(tmp_path):
     assert data.item_ids.to_list() == list("abcde")
     assert data.n_interactions == 15
     own = prepare(
-        find_source("epinion"), [tmp_path / "ratings_data.txt"], tmp_path / "out2", options=Options(min_item=2)
+        find_source("epinion"),
+        [tmp_path / "ratings_data.txt"],
+        tmp_path / "out2",
+        options=Options(min_item=2),
+        own_filter=False,
     )
     assert own.n_items == 6  # counts asked for stand in place of the paper's
 

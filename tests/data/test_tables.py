@@ -56,6 +56,8 @@ def ids(data):
         ("user,item\n-0,1\n+5,2\n", ["+5", "-0"], [1, 2]),
         ("user,item\nNA,null\n", ["NA"], ["null"]),  # ids like any other
         ("user,item\n1,2", [1], [2]),  # no newline at the end
+        ("\n\nuser,item\n1,2\n", [1], [2]),  # blank lines before the header
+        ("\nuser::item\n1::2\n", [1], [2]),
     ],
 )
 def test_csv_and_its_kin(table, content, users, items):
@@ -72,6 +74,7 @@ def test_an_id_that_would_change_late_in_the_file(table):
 
 def test_headerless_with_any_separator(table):
     assert ids(table("1::10::5\n2::11::4\n", "ratings.dat", columns=("user", "item", "rating"))) == ([1, 2], [10, 11])
+    assert ids(table("\n\n1,2\n3,4\n", columns=("user", "item"))) == ([1, 3], [2, 4])
     skipped = table("1,x,10\n2,y,11\n", columns=("user", "-", "item"))
     assert ids(skipped) == ([1, 2], [10, 11])
     assert ids(table("1#10\n2#11\n", columns=("item", "user"), separator="#")) == ([10, 11], [1, 2])

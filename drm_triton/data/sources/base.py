@@ -33,6 +33,7 @@ class Source:
     wanted : the file to put under the raw folder
     published : the paper's statistics, if the paper uses it
     min_rating, min_user, min_item : default filters
+    reads : the fields of `Reading` it heeds; any other is refused rather than ignored
     url : public address for --download; its checksum is published at `url` + ".md5"
     """
 
@@ -47,4 +48,5 @@ class Source:
     min_rating: float | None = None
     min_user: int = 1
     min_item: int = 1
+    reads: frozenset[str] = frozenset()
     url: str | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
 
 from drm_triton.data.files import Input, Inputs, reading
 from drm_triton.data.frames import Part, Raw
 from drm_triton.data.sources.base import Published, Source
-from drm_triton.data.tables import Reading, read_tables
+from drm_triton.data.tables import TABLE_FIELDS, Reading, read_tables
 from drm_triton.errors import InputError
 
 
@@ -32,7 +34,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     if file.suffix == ".mat":
         return Raw([Part(file.name, _read_mat(file))], files=[file.on_disk])
     if how.columns is None and how.user is None:
-        how = Reading(columns=("user", "item", "rating"), separator=how.separator or " ", encoding=how.encoding)
+        how = dataclasses.replace(how, columns=("user", "item", "rating"), separator=how.separator or " ")
     return read_tables(inputs, [file], how)
 
 
@@ -64,6 +66,7 @@ EPINION = Source(
     licence="none stated; cite mTrust (WSDM 2012) and eTrust (KDD 2012)",
     layout=_LAYOUT,
     read=read_epinion,
+    reads=TABLE_FIELDS,
     wanted="ratings_data.txt or epinions_rating_with_timestamp.mat",
     published=Published(21_300, 59_200, 631_000),
 )
@@ -75,5 +78,6 @@ CIAO = Source(
     licence="none stated; cite mTrust (WSDM 2012) and eTrust (KDD 2012)",
     layout=_LAYOUT,
     read=read,
+    reads=TABLE_FIELDS,
     wanted="ciao_rating_with_timestamp.mat",
 )

@@ -7,7 +7,7 @@ import polars as pl
 from drm_triton.data.files import Input, Inputs, reading
 from drm_triton.data.frames import Part, Raw
 from drm_triton.data.sources.base import Source
-from drm_triton.data.tables import Reading, lines_of
+from drm_triton.data.tables import Reading, lines_of, utf8
 from drm_triton.errors import InputError
 
 LEADING = ("user", "count", "none")
@@ -19,7 +19,11 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     if leading not in LEADING:
         raise InputError(f"--leading {leading!r} is not known: choose user, count or none")
     files = inputs.all(("*.txt", "*.dat", "*.csv", "*.tsv", "*.lists"))
-    return Raw([Part(f.name, _rows(f, leading, how)) for f in files], text=True, files=[f.on_disk for f in files])
+    return Raw(
+        [Part(f.name, _rows(utf8(inputs, f, how), leading, how)) for f in files],
+        text=True,
+        files=[f.on_disk for f in files],
+    )
 
 
 def _rows(file: Input, leading: str, how: Reading) -> pl.LazyFrame:
@@ -56,4 +60,5 @@ LISTS = Source(
     licence="that of the data",
     layout="items separated by blanks; a line begins with the user's id, the number of items, or the first item",
     read=read,
+    reads=frozenset({"leading", "separator", "encoding"}),
 )

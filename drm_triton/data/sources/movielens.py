@@ -9,7 +9,7 @@ import polars as pl
 from drm_triton.data.files import Input, Inputs
 from drm_triton.data.frames import Raw
 from drm_triton.data.sources.base import Published, Source
-from drm_triton.data.tables import Reading, lines_of, read_tables, scan
+from drm_triton.data.tables import TABLE_FIELDS, Reading, lines_of, read_tables, scan
 from drm_triton.errors import InputError
 
 _RATINGS = ("ratings.csv", "ratings.dat", "u.data", "ratings.csv.*", "ratings.dat.*")
@@ -58,6 +58,7 @@ def _source(size: str, published: Published | None = None) -> Source:
         licence="research use; no redistribution or commercial use without permission from GroupLens",
         layout="ratings.csv, ratings.dat or u.data: user, item, rating, timestamp; as folder, file or zip",
         read=read,
+        reads=TABLE_FIELDS,
         wanted=f"ml-{size}.zip",
         published=published,
         min_rating=4.0,

@@ -53,6 +53,7 @@ SKETCHFAB = Source(
     licence="none stated; crawled from sketchfab.com",
     layout="pipe-separated with header modelname|mid|uid, quoting minimal, escape character backslash",
     read=read,
+    reads=frozenset({"user", "item", "encoding"}),
     wanted="model_likes_anon.psv",
     # The paper names no filter; its counts are near those of users with at least five likes (--min-user 5).
     published=Published(15_500, 28_800, 558_000),

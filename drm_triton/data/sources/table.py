@@ -5,7 +5,7 @@ from __future__ import annotations
 from drm_triton.data.files import Inputs
 from drm_triton.data.frames import Raw
 from drm_triton.data.sources.base import Source
-from drm_triton.data.tables import Reading, read_tables, read_titles
+from drm_triton.data.tables import TABLE_FIELDS, Reading, read_tables, read_titles
 
 _PATTERNS = (
     "*.csv",
@@ -39,4 +39,5 @@ TABLE = Source(
     licence="your own",
     layout="one interaction per row; columns recognised, or named by --user --item --rating --timestamp or --columns",
     read=read,
+    reads=TABLE_FIELDS | {"titles"},
 )
