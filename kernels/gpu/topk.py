@@ -19,9 +19,14 @@ from torch import Tensor
 from drm_triton.kernels.interface import Score
 
 BLOCK_M, BLOCK_N = 32, 64  # 2048 scores over 4 warps: 16 per thread, with their keys 48 registers
-MAX_BLOCK_D = 64
 SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
 PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
+
+
+def block_sizes(d: int) -> dict[str, int]:
+    """Tile sizes and warps for d factors, taken 64 at a time beyond 64."""
+    block_d = min(64, max(16, triton.next_power_of_2(d)))
+    return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": block_d, "num_warps": 4}
 
 
 @triton.jit
@@ -166,7 +171,7 @@ def top_k(
     queries, V = queries.float().contiguous(), V.float().contiguous()
     (m, d), n_items, device = queries.shape, len(V), queries.device
     indptr, indices = seen if seen is not None else (torch.zeros(1, dtype=torch.int64, device=device),) * 2
-    # Room for k keys and several tiles: the more, the rarer a prune; 4 k lets the threshold quadruple its rank each time.
+    # Room for k keys and several tiles: a prune leaves k, so 4 k makes prunes rare after the first few.
     capacity = triton.next_power_of_2(4 * k + 4 * BLOCK_N)
     block_m = triton.cdiv(m, BLOCK_M)
     splits = max(1, min(PROGRAMS // max(1, block_m), n_items // (2 * capacity)))
@@ -180,8 +185,7 @@ def top_k(
         buffer = torch.empty(len(part), splits, capacity, dtype=torch.int64, device=device)
         _candidates_kernel[(triton.cdiv(len(part), BLOCK_M), splits)](
             part, V, indptr[row:], indices, buffer, m=len(part), n_items=n_items, d=d, k=k, capacity=capacity,
-            share=share, L2=score == "l2", SEEN=seen is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-            BLOCK_D=min(MAX_BLOCK_D, max(16, triton.next_power_of_2(d))), num_warps=4, enable_fp_fusion=True,
+            share=share, L2=score == "l2", SEEN=seen is not None, **block_sizes(d), enable_fp_fusion=True,
         )  # fmt: skip
         key = buffer[:, :, :k].flatten(1).sort(dim=1, descending=True).values[:, :k]
         ordered = (key >> 31) - 2**31
