@@ -10,7 +10,8 @@ For a list of n items, the first rho positive (y = 1), u = U[user], v_j = V[item
     user_grad = sum_j g_j v_j  or  -2 sum_j g_j (u - v_j)
 
 One program per list of up to softsort.MAX_ITEMS items: a list moves n * d + d floats in and 2 n + d + 4 out, and P, Q
-and the n x n differences never leave the program. Longer lists run scores, `softsort_tiled` and the user gradient as separate kernels.
+and the n x n differences never leave the program. Longer lists run scores, `softsort_tiled` and the user gradient as
+separate kernels.
 """
 
 from functools import lru_cache

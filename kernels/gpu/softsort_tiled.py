@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# At most 64 values of a tile to a thread.
-PAIRS = {"BLOCK_J": 64, "BLOCK_L": 256, "num_warps": 8}
+# 32 values of a tile to a thread, 16 where several tiles are held at once.
+PAIRS = {"BLOCK_J": 64, "BLOCK_L": 128, "num_warps": 8}
 RANKS = {"BLOCK_K": 16, "BLOCK_N": 256, "num_warps": 4}
-ITEMS = {"BLOCK_K": 64, "BLOCK_N": 64, "num_warps": 4}
+ITEMS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4}
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def _items_kernel(
         offs_k, mask_k = row * K + rank - 1, rank <= K
         c = (length + 1 - 2 * rank).to(dtype)[:, None]
         z, live = _logits(s_row, b_row, mask_row, offs_n, n, c, tau)
-        top = tl.load(top_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
+        top = tl.load(top_ptr + offs_k, mask=mask_k, other=float("inf"))[:, None]
         Z = tl.load(Z_ptr + offs_k, mask=mask_k, other=1.0)[:, None]
         w = tl.load(w_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
         wP = tl.where(live & mask_k[:, None], w * tl.exp(z - top) / Z, 0.0)
