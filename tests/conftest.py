@@ -1,12 +1,20 @@
+"""Set up before any test module is imported: without a GPU, Triton kernels run in its interpreter on the CPU."""
+
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated; later is too late
+
 
 @pytest.fixture
-def shared_data():
+def shared_data() -> Callable[[str], Path]:
     """Find a real data set, or skip the test where it is absent."""
 
     def find(name: str) -> Path:

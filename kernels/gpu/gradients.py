@@ -9,9 +9,9 @@ For a list of n items, the first rho positive (y = 1), u = U[user], v_j = V[item
     loss = hinge + lam drm + mse,   g = dloss/ds
     user_grad = sum_j g_j v_j  or  -2 sum_j g_j (u - v_j)
 
-One program per list of up to softsort.MAX_ITEMS items. The rows of V are gathered once and stay in registers from the
-scores to the user gradient: a list moves n * d + d floats in and 2 n + d + 4 out, and P, Q and the n x n differences
-never leave the program. Longer lists run scores, `softsort_tiled` and the user gradient as separate kernels.
+One program per list of up to softsort.MAX_ITEMS items: a list moves n * d + d floats in and 2 n + d + 4 out, and P, Q
+and the n x n differences never leave the program. Longer lists run scores, `softsort_tiled` and the user gradient as
+separate kernels.
 """
 
 from functools import lru_cache
@@ -30,16 +30,21 @@ from drm_triton.kernels.interface import ListGradients, Objective
 def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
     """Tile sizes and warps for lists of n items and d factors.
 
-    The V tile is the largest: BLOCK_N * BLOCK_D floats. A warp per 2048 of them keeps it at 64 registers a thread, half
-    of what 16 resident warps per scheduler leave; beyond 128 factors it is gathered again for the user gradient.
+    The V tile is the largest, BLOCK_N * BLOCK_D floats over a warp per 32 items: up to 64 factors it is 64 registers a
+    thread and stays there from the scores to the user gradient. At 128 it would leave room for 8 warps on an NVIDIA
+    multiprocessor; tiles of 32 factors gathered twice (the second time from cache) leave room for 24.
     """
-    sizes = softsort.block_sizes(n, k)
-    block_d = min(128, max(16, triton.next_power_of_2(d)))
-    sizes["num_warps"] = max(sizes["num_warps"], sizes["BLOCK_N"] * block_d // 2048)
-    return {**sizes, "BLOCK_D": block_d}
+    block_d = triton.next_power_of_2(d)
+    return {**softsort.block_sizes(n, k), "BLOCK_D": max(16, block_d) if block_d <= 64 else 32}
 
 
-LONG = {"BLOCK_N": 64, "BLOCK_D": 64}  # tiles of lists beyond MAX_ITEMS: 32 floats a thread with 4 warps
+LONG = {"BLOCK_N": 64, "BLOCK_D": 64, "num_warps": 4}  # tiles of lists beyond MAX_ITEMS: 32 floats a thread
+
+
+def finish_sizes(n: int) -> dict[str, int]:
+    """Tile size and warps of `_finish_kernel`: at least 4 items a thread."""
+    block_n = triton.next_power_of_2(n)
+    return {"BLOCK_N": block_n, "num_warps": max(1, min(16, block_n // 128))}
 
 
 @triton.jit
@@ -94,7 +99,8 @@ def _hinge(s, offs_n, live, rho, margin, ratio):
 
 @triton.jit
 def _finish(
-    row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE: tl.constexpr, MSE: tl.constexpr
+    row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
+    HINGE: tl.constexpr, MSE: tl.constexpr,
 ):  # fmt: skip
     """Add hinge and mse to the DRM part (drm, ds), store losses and g: [BLOCK_N]."""
     dtype: tl.constexpr = s.dtype
@@ -161,18 +167,21 @@ def _gradients_kernel(
             u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
             s += _score(u, v, L2)
     tl.store(s_ptr + row * n + offs_n, s, mask=live)
+    # The sum left each score with all the threads that share its row; a gather deals them out one to a thread, which
+    # halves the registers and instructions of everything that follows.
+    s = tl.gather(tl.where(live, s, float("nan")), offs_n, 0)
 
     drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
     if DRM:
         tau = tl.full((), tau, dtype)
-        b = pairwise_distance(s, live)
+        b = pairwise_distance(s, n)
         place = offs_n
         if AP:
-            place = tl.where(offs_n < rho, hard_rank(s, live), BLOCK_N)
-        Q = soft_topk(s, b, w_ptr, K, n, tau, live, place, AP, BLOCK_K)
+            place = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
+        Q = soft_topk(s, b, w_ptr, K, n, tau, place, AP, BLOCK_K)
         r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
         drm = tl.sum(r * r, axis=0)
-        ds = soft_topk_gradient(s, b, -2 * r, w_ptr, K, n, tau, live, place, AP, BLOCK_K)
+        ds = soft_topk_gradient(s, b, -2 * r, w_ptr, n, K, n, tau, place, AP, BLOCK_K)
     g = _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
     out = user_grad_ptr + row * d
@@ -320,20 +329,15 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     else:
         drm, g = s.new_zeros(B), torch.zeros_like(s)
         tiles, parts = triton.cdiv(n, LONG["BLOCK_N"]), triton.cdiv(d, LONG["BLOCK_D"])
-        _scores_kernel[(B * tiles,)](
-            U, V, users, items, s, n=n, d=d, tiles=tiles, L2=L2, **LONG, num_warps=4, enable_fp_fusion=True
-        )
+        _scores_kernel[(B * tiles,)](U, V, users, items, s, n=n, d=d, tiles=tiles, L2=L2, **LONG, enable_fp_fusion=True)
         if objective.drm:
             mask = torch.ones_like(s, dtype=torch.bool)
             y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
             w = reference.rank_weights(s, y, objective.K, objective.weight, mask)
             drm, g = softsort_tiled.drm_lists(s, y, w, objective.tau, mask)
-        block_n = triton.next_power_of_2(n)
-        _finish_kernel[(B,)](
-            s, drm, losses, g, **terms, BLOCK_N=block_n, num_warps=min(16, block_n // 64), enable_fp_fusion=True
-        )
+        _finish_kernel[(B,)](s, drm, losses, g, **terms, **finish_sizes(n), enable_fp_fusion=True)
         _user_gradient_kernel[(B * parts,)](
-            U, V, users, items, g, user_grad, n=n, d=d, tiles=parts, L2=L2, **LONG, num_warps=4, enable_fp_fusion=True
+            U, V, users, items, g, user_grad, n=n, d=d, tiles=parts, L2=L2, **LONG, enable_fp_fusion=True
         )
     hinge, drm, mse, loss = losses
     return ListGradients(s, hinge, drm, mse, loss, g, user_grad)

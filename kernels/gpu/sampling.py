@@ -27,9 +27,7 @@ ROUNDS = tl.constexpr(reference.ROUNDS)
 
 # 16 lists share a program so that the scalar work of a list (its permutation and searches) fills the lanes of a warp;
 # 64 negatives a pass cover eta = 15 * rho up to rho = 4 at once and leave 8 per thread.
-LISTS = 16
-BLOCK_POSITIVES = 4
-BLOCK_NEGATIVES = 64
+BLOCKS = {"LISTS": 16, "BLOCK_POSITIVES": 4, "BLOCK_NEGATIVES": 64, "num_warps": 4}
 
 
 @triton.jit
@@ -188,7 +186,7 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
     items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)
     if n_out == 0:
         return users, items
-    _sample_kernel[(triton.cdiv(n_out, LISTS),)](
+    _sample_kernel[(triton.cdiv(n_out, BLOCKS["LISTS"]),)](
         plan.first,
         plan.eligible,
         plan.indptr,
@@ -208,9 +206,6 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         user_step=1 << (n_users.bit_length() - 1),
         item_step=1 << (plan.n_items.bit_length() - 1),
         PROPORTIONAL=plan.user_sampling == "proportional",
-        LISTS=LISTS,
-        BLOCK_POSITIVES=BLOCK_POSITIVES,
-        BLOCK_NEGATIVES=BLOCK_NEGATIVES,
-        num_warps=4,
+        **BLOCKS,
     )
     return users, items

@@ -18,50 +18,70 @@ from torch import Tensor
 
 from drm_triton.kernels.gpu import softsort_tiled
 
-# The n x n tile takes BLOCK_N^2 / (32 * num_warps) registers per thread if the compiler keeps all of it: 128 at 128
-# items and 4 warps, the longest that compiles without spilling on every target (bench/gpu_static.py).
-MAX_ITEMS = 128
+MAX_ITEMS = 128  # at 4 warps; beyond, tiles over n give a list more than one program
 
 
 def block_sizes(n: int, k: int) -> dict[str, int]:
     """Tile sizes and warps for lists of n items with cut-off k."""
     block_n = max(16, triton.next_power_of_2(n))
-    # All ranks of the paper's K = rho <= 5 in one or two passes; beyond 8 a pass costs registers and gains little.
+    # All ranks of the paper's K = rho <= 5 in one pass; beyond 8 a pass costs registers and gains little.
     block_k = min(8, triton.next_power_of_2(k))
-    # A warp per 32 items: reductions across warps pass through shared memory, so short lists take one warp.
+    # A warp per 32 items: then the pairwise sums need no exchange between warps.
     return {"BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": max(1, block_n // 32)}
 
 
-@triton.jit
-def pairwise_distance(s, live):
-    """b_j = sum_l |s_j - s_l| over the live l: [BLOCK_N]."""
-    return tl.sum(tl.where(live[None, :], tl.abs(s[:, None] - s[None, :]), 0.0), axis=1)
+# The functions below work on one list in registers, s [BLOCK_N]. Entries that are padding or masked ("dead") are NaN in
+# s: every comparison with them is false, so they drop out of the pairwise sums without a mask of their own.
+# The n x n differences pass by in strips [CHUNK, BLOCK_N], which takes no more of them than n and few registers.
+CHUNK = tl.constexpr(16)
 
 
 @triton.jit
-def pairwise_sign(s, G, live):
-    """sum_l sign(s_j - s_l) (G_j + G_l) over the live l: [BLOCK_N]."""
-    pair = tl.where(live[None, :], G[:, None] + G[None, :], 0.0)
-    above, below = s[:, None] > s[None, :], s[:, None] < s[None, :]
-    return tl.sum(tl.where(above, pair, tl.where(below, -pair, 0.0)), axis=1)
+def _strip(x, start):
+    """Entries start .. start + CHUNK - 1 of x: [CHUNK, 1]."""
+    return tl.gather(x, start + tl.arange(0, CHUNK), 0)[:, None]
 
 
 @triton.jit
-def hard_rank(s, live):
+def pairwise_distance(s, n):
+    """b_j = sum_l |s_j - s_l|: [BLOCK_N]."""
+    total = tl.zeros((CHUNK, s.shape[0]), s.dtype)
+    for start in range(0, n, CHUNK):
+        distance = tl.abs(s[None, :] - _strip(s, start))
+        total += tl.where(distance >= 0, distance, 0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def pairwise_sign(s, G, n):
+    """sum_l sign(s_j - s_l) (G_j + G_l): [BLOCK_N]."""
+    total = tl.zeros((CHUNK, s.shape[0]), s.dtype)
+    for start in range(0, n, CHUNK):
+        s_l = _strip(s, start)
+        sign = (s[None, :] > s_l).to(s.dtype) - (s[None, :] < s_l).to(s.dtype)
+        total += sign * (G[None, :] + _strip(G, start))
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def hard_rank(s, n):
     """Position in the descending order, ties to the lower index, first = 0: [BLOCK_N]."""
-    index = tl.arange(0, s.shape[0])
-    ahead = (s[None, :] > s[:, None]) | ((s[None, :] == s[:, None]) & (index[None, :] < index[:, None]))
-    return tl.sum((ahead & live[None, :]).to(tl.int32), axis=1)
+    index = tl.arange(0, s.shape[0])[None, :]
+    total = tl.zeros((CHUNK, s.shape[0]), tl.int32)
+    for start in range(0, n, CHUNK):
+        s_l, index_l = _strip(s, start), start + tl.arange(0, CHUNK)[:, None]
+        total += ((s_l > s[None, :]) | ((s_l == s[None, :]) & (index_l < index))).to(tl.int32)
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
-def relaxed_rows(s, b, rank, length, tau, live):
-    """c_k and P_k for the ranks of a tile: [BLOCK_K, 1], [BLOCK_K, BLOCK_N]; entries that are not live are 0."""
+def relaxed_rows(s, b, rank, length, tau):
+    """c_k and P_k for a tile of ranks: [BLOCK_K, 1], [BLOCK_K, BLOCK_N]; dead entries are 0."""
     c = (length + 1 - 2 * rank).to(s.dtype)[:, None]
-    z = (c * s[None, :] - b[None, :]) / tau
-    top = tl.max(tl.where(live[None, :], z, float("-inf")), axis=1)[:, None]
-    e = tl.where(live[None, :], tl.exp(z - top), 0.0)
-    return c, tl.where(live[None, :], e / tl.sum(e, axis=1)[:, None], 0.0)
+    live = (s == s)[None, :]
+    z = tl.where(live, (c * s[None, :] - b[None, :]) / tau, float("-inf"))
+    e = tl.where(live, tl.exp(z - tl.max(z, axis=1)[:, None]), 0.0)
+    return c, tl.where(live, e / tl.sum(e, axis=1)[:, None], 0.0)
 
 
 @triton.jit
@@ -77,28 +97,28 @@ def rank_weight(w_ptr, rank, K, place, AP: tl.constexpr):
 
 
 @triton.jit
-def soft_topk(s, b, w_ptr, K, length, tau, live, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
+def soft_topk(s, b, w_ptr, K, length, tau, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
     """Q = sum_k w_k P_k: [BLOCK_N]."""
     Q = tl.zeros_like(s)
     for first in range(1, K + 1, BLOCK_K):
         rank = first + tl.arange(0, BLOCK_K)
-        _, P = relaxed_rows(s, b, rank, length, tau, live)
+        _, P = relaxed_rows(s, b, rank, length, tau)
         Q += tl.sum(rank_weight(w_ptr, rank, K, place, AP) * P, axis=0)
     return Q
 
 
 @triton.jit
-def soft_topk_gradient(s, b, q, w_ptr, K, length, tau, live, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """ds for an upstream gradient q = dL/dQ, zero where not live: [BLOCK_N]."""
+def soft_topk_gradient(s, b, q, w_ptr, n, K, length, tau, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Gradient ds for an upstream gradient q = dL/dQ, zero for dead entries: [BLOCK_N]."""
     ds, G = tl.zeros_like(s), tl.zeros_like(s)
     for first in range(1, K + 1, BLOCK_K):
         rank = first + tl.arange(0, BLOCK_K)
-        c, P = relaxed_rows(s, b, rank, length, tau, live)
+        c, P = relaxed_rows(s, b, rank, length, tau)
         w = rank_weight(w_ptr, rank, K, place, AP)
         dz = w * P * (q[None, :] - tl.sum(P * q[None, :], axis=1)[:, None]) / tau
         ds += tl.sum(c * dz, axis=0)
         G += tl.sum(dz, axis=0)
-    return tl.where(live, ds - pairwise_sign(s, G, live), 0.0)
+    return tl.where(s == s, ds - pairwise_sign(s, G, n), 0.0)
 
 
 @triton.jit
@@ -120,15 +140,15 @@ def _lists_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     mask_n = offs_n < n
     live = tl.load(mask_ptr + row * n + offs_n, mask=mask_n, other=0) != 0
-    s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
+    s = tl.load(s_ptr + row * n + offs_n, mask=live, other=float("nan"))
     tau = tl.full((), tau, s.dtype)
     length = tl.sum(live.to(tl.int32), axis=0)
     w_row = w_ptr + row * K
-    b = pairwise_distance(s, live)
+    b = pairwise_distance(s, n)
     if MODE != "forward":
         x = tl.load(x_ptr + row * n + offs_n, mask=live, other=0.0)
     if MODE != "backward":
-        Q = soft_topk(s, b, w_row, K, length, tau, live, offs_n, False, BLOCK_K)
+        Q = soft_topk(s, b, w_row, K, length, tau, offs_n, False, BLOCK_K)
     if MODE == "forward":
         tl.store(out_ptr + row * n + offs_n, Q, mask=mask_n)
     else:
@@ -137,7 +157,7 @@ def _lists_kernel(
             r = tl.where(live, x - Q, 0.0)
             tl.store(loss_ptr + row, tl.sum(r * r, axis=0))
             q = -2 * r
-        ds = soft_topk_gradient(s, b, q, w_row, K, length, tau, live, offs_n, False, BLOCK_K)
+        ds = soft_topk_gradient(s, b, q, w_row, n, K, length, tau, offs_n, False, BLOCK_K)
         tl.store(out_ptr + row * n + offs_n, ds, mask=mask_n)
 
 

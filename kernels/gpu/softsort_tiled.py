@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# 64 x 64 differences over 4 warps are 32 per thread; 16 ranks x 64 items are 8.
-BLOCKS = {"BLOCK_N": 64, "BLOCK_K": 16}
+# 32 values of a tile to a thread, 16 where several tiles are held at once.
+PAIRS = {"BLOCK_J": 64, "BLOCK_L": 128, "num_warps": 8}
+RANKS = {"BLOCK_K": 16, "BLOCK_N": 256, "num_warps": 4}
+ITEMS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4}
 
 
 @triton.jit
@@ -27,18 +29,19 @@ def _pairs_kernel(
     n: tl.int32,
     tiles: tl.int32,
     SIGN: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    BLOCK_L: tl.constexpr,
 ):
     row = (tl.program_id(0) // tiles).to(tl.int64) * n
-    offs_j = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_j = (tl.program_id(0) % tiles) * BLOCK_J + tl.arange(0, BLOCK_J)
     mask_j = offs_j < n
     live_j = tl.load(mask_ptr + row + offs_j, mask=mask_j, other=0) != 0
     s_j = tl.load(s_ptr + row + offs_j, mask=live_j, other=0.0)
     total = tl.zeros_like(s_j)
     if SIGN:
         G_j = tl.load(G_ptr + row + offs_j, mask=live_j, other=0.0)
-    for start in range(0, n, BLOCK_N):
-        offs_l = start + tl.arange(0, BLOCK_N)
+    for start in range(0, n, BLOCK_L):
+        offs_l = start + tl.arange(0, BLOCK_L)
         live_l = tl.load(mask_ptr + row + offs_l, mask=offs_l < n, other=0) != 0
         s_l = tl.load(s_ptr + row + offs_l, mask=live_l, other=0.0)
         difference = s_j[:, None] - s_l[None, :]
@@ -142,7 +145,7 @@ def _items_kernel(
         offs_k, mask_k = row * K + rank - 1, rank <= K
         c = (length + 1 - 2 * rank).to(dtype)[:, None]
         z, live = _logits(s_row, b_row, mask_row, offs_n, n, c, tau)
-        top = tl.load(top_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
+        top = tl.load(top_ptr + offs_k, mask=mask_k, other=float("inf"))[:, None]
         Z = tl.load(Z_ptr + offs_k, mask=mask_k, other=1.0)[:, None]
         w = tl.load(w_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
         wP = tl.where(live & mask_k[:, None], w * tl.exp(z - top) / Z, 0.0)
@@ -169,28 +172,27 @@ class _Lists:
         self.b = self._pairs(torch.empty_like(self.s))
 
     def _pairs(self, out: Tensor, G: Tensor | None = None) -> Tensor:
-        tiles = triton.cdiv(self.n, BLOCKS["BLOCK_N"])
+        tiles = triton.cdiv(self.n, PAIRS["BLOCK_J"])
         _pairs_kernel[(self.B * tiles,)](
             self.s, self.mask, out if G is None else G, out, n=self.n, tiles=tiles, SIGN=G is not None,
-            BLOCK_N=BLOCKS["BLOCK_N"], num_warps=4, enable_fp_fusion=True,
+            **PAIRS, enable_fp_fusion=True,
         )  # fmt: skip
         return out
 
     def _ranks(self, q: Tensor | None) -> None:
-        tiles = triton.cdiv(self.K, BLOCKS["BLOCK_K"])
+        tiles = triton.cdiv(self.K, RANKS["BLOCK_K"])
         _ranks_kernel[(self.B * tiles,)](
             self.s, self.b, self.mask, self.length, self.s if q is None else q, self.top, self.Z, self.dot,
-            n=self.n, K=self.K, tiles=tiles, tau=self.tau, DOT=q is not None, **BLOCKS,
-            num_warps=4, enable_fp_fusion=True,
+            n=self.n, K=self.K, tiles=tiles, tau=self.tau, DOT=q is not None, **RANKS, enable_fp_fusion=True,
         )  # fmt: skip
 
     def _items(self, q: Tensor | None) -> tuple[Tensor, Tensor]:
         out, G = torch.empty_like(self.s), torch.empty_like(self.s)
-        tiles = triton.cdiv(self.n, BLOCKS["BLOCK_N"])
+        tiles = triton.cdiv(self.n, ITEMS["BLOCK_N"])
         _items_kernel[(self.B * tiles,)](
             self.s, self.b, self.mask, self.length, self.w, self.s if q is None else q, self.top, self.Z, self.dot,
-            out, G, n=self.n, K=self.K, tiles=tiles, tau=self.tau, GRADIENT=q is not None, **BLOCKS,
-            num_warps=4, enable_fp_fusion=True,
+            out, G, n=self.n, K=self.K, tiles=tiles, tau=self.tau, GRADIENT=q is not None, **ITEMS,
+            enable_fp_fusion=True,
         )  # fmt: skip
         return out, G
 

@@ -1,12 +1,13 @@
 """The k best items of each query, without a queries x items matrix: blocked scores, seen-item mask, running top-k.
 
-A program scores BLOCK_M queries against its share of the items, BLOCK_N at a time, and turns each score into a key
-    key = ordered(score) << 31 | (2^31 - 1 - item)        int64, >= 0; -1 for seen items and padding
-so that keys are distinct and the larger key is the better item, ties of score going to the lower item index.
-Keys that reach the query's threshold are appended to its buffer of `capacity` keys in global memory. When a buffer may
-overflow, the k-th largest key is found by bisection (counting keys >= middle), becomes the threshold, and the smaller
-keys are dropped. In any order of the items a buffer holds all k best so far; in a random order the threshold soon lets
-few keys pass and pruning becomes rare. k and the capacity are run-time numbers: no sorting network, nothing to unroll.
+A program scores BLOCK_M queries against its share of the items, BLOCK_N at a time. A score that reaches the query's
+threshold is appended to its buffer of `capacity` keys in global memory:
+    key = ordered(score) << 31 | (2^31 - 1 - item)        int64, >= 0
+Keys are distinct and the larger key is the better item, ties of score going to the lower item index. When a buffer may
+overflow, the k-th largest key is found by bisection (counting keys >= middle), its score becomes the threshold, and the
+smaller keys are dropped. In any order of the items a buffer holds all k best so far; in a random order the threshold
+soon lets few scores pass and pruning becomes rare. k and the capacity are run-time numbers: no sorting network, nothing
+to unroll.
 
 The seen items of a query ascend, so each program walks them once, beside its items.
 """
@@ -18,40 +19,59 @@ from torch import Tensor
 
 from drm_triton.kernels.interface import Score
 
-BLOCK_M, BLOCK_N = 32, 64  # 2048 scores over 4 warps: 16 per thread, with their keys 48 registers
-MAX_BLOCK_D = 64
+BLOCK_M, BLOCK_N = 64, 64
 SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
 PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
 
 
+def block_sizes(d: int) -> dict[str, int]:
+    """Tile sizes and warps for d factors.
+
+    16 scores a thread, as in a plain float32 matrix product: 4 x 4 of them use each operand four times. Factors come
+    32 at a time, since the unrolled product holds its operands in registers.
+    """
+    return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": 16 if d <= 16 else 32, "num_warps": 8}
+
+
 @triton.jit
-def _keys(score, item, valid):
-    """int64 keys of float32 scores."""
+def _key(score, item):
+    """int64 key of a float32 score."""
     bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
-    return tl.where(valid, (ordered << 31) | (0x7FFFFFFF - item).to(tl.int64), -1)
+    return (ordered << 31) | (0x7FFFFFFF - item).to(tl.int64)
 
 
 @triton.jit
-def _prune(buffer_row, count, threshold, k, BLOCK_N: tl.constexpr):
-    """Keep the k largest keys of each buffer: new count and threshold, [BLOCK_M] each."""
-    # Invariant: at least k keys are >= low (or there are fewer than k in all), fewer than k are >= high.
-    low, high = threshold, tl.full(threshold.shape, 0x7FFFFFFFFFFFFFFF, tl.int64)
-    high = tl.where(count > k, high, low + 1)
+def _score(key):
+    """Score of a key: the inverse of `_key`."""
+    ordered = ((key >> 31) - 0x80000000).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+STRIP = tl.constexpr(32)  # keys of a buffer that `_prune` looks at in one go
+
+
+@triton.jit
+def _prune(buffer_row, count, k):
+    """Keep the k largest keys of each buffer: new count and lowest score kept (-inf below k keys), [BLOCK_M] each."""
     longest = tl.max(count)
+    full = count >= k
+    # Invariant: at least k keys are >= low, fewer than k are >= high; keys are distinct, so k of them are left.
+    low = tl.zeros(count.shape, tl.int64)
+    high = tl.where(full, 0x7FFFFFFFFFFFFFFF, 1)
     tl.debug_barrier()  # the appended keys are visible to all threads
     while tl.max(high - low) > 1:
-        middle = low + (high - low) // 2
-        reach = tl.zeros_like(count)
-        for start in range(0, longest, BLOCK_N):
-            offs = start + tl.arange(0, BLOCK_N)[None, :]
+        middle = low + ((high - low) >> 1)
+        reach = tl.zeros(count.shape, tl.int32)
+        for start in range(0, longest, STRIP):
+            offs = start + tl.arange(0, STRIP)[None, :]
             key = tl.load(buffer_row[:, None] + offs, mask=offs < count[:, None], other=-1)
             reach += tl.sum((key >= middle[:, None]).to(tl.int32), axis=1)
         low = tl.where(reach >= k, middle, low)
         high = tl.where(reach == k, low + 1, tl.where(reach < k, middle, high))
-    kept = tl.zeros_like(count)
-    for start in range(0, longest, BLOCK_N):
-        offs = start + tl.arange(0, BLOCK_N)[None, :]
+    kept = tl.zeros(count.shape, tl.int32)
+    for start in range(0, longest, STRIP):
+        offs = start + tl.arange(0, STRIP)[None, :]
         key = tl.load(buffer_row[:, None] + offs, mask=offs < count[:, None], other=-1)
         keep = key >= low[:, None]
         place = kept[:, None] + tl.cumsum(keep.to(tl.int32), axis=1) - 1
@@ -59,7 +79,7 @@ def _prune(buffer_row, count, threshold, k, BLOCK_N: tl.constexpr):
         tl.store(buffer_row[:, None] + place, key, mask=keep)
         kept += tl.sum(keep.to(tl.int32), axis=1)
     tl.debug_barrier()
-    return kept, low
+    return kept, tl.where(full, _score(low), float("-inf"))
 
 
 @triton.jit
@@ -87,7 +107,7 @@ def _candidates_kernel(
     end = tl.minimum(begin + share, n_items)
     buffer_row = buffer_ptr + (offs_m * tl.num_programs(1) + tl.program_id(1)) * capacity
     count = tl.zeros((BLOCK_M,), tl.int32)
-    threshold = tl.zeros((BLOCK_M,), tl.int64)
+    threshold = tl.full((BLOCK_M,), float("-inf"), tl.float32)
 
     square = tl.zeros((BLOCK_M,), tl.float32)  # ||query||^2
     if L2:
@@ -131,16 +151,15 @@ def _candidates_kernel(
                 valid = valid & (item[None, :] != seen[:, None])
                 cursor += (seen < first + BLOCK_N).to(tl.int64)
                 seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF).to(tl.int64)
-        key = _keys(score, item[None, :], valid)
-        good = key >= threshold[:, None]
+        good = valid & (score >= threshold[:, None])
         fresh = tl.sum(good.to(tl.int32), axis=1)
         if tl.max(fresh) > 0:
             place = count[:, None] + tl.cumsum(good.to(tl.int32), axis=1) - 1
+            key = _key(score, item[None, :])
             tl.store(buffer_row[:, None] + place, key, mask=good)
             count += fresh
-            if tl.max(count) > capacity - BLOCK_N:
-                count, threshold = _prune(buffer_row, count, threshold, k, BLOCK_N)
-    count, threshold = _prune(buffer_row, count, threshold, k, BLOCK_N)
+        if (tl.max(count) > capacity - BLOCK_N) | (first + BLOCK_N >= end):  # full, or the last tile
+            count, threshold = _prune(buffer_row, count, k)
     for start in range(0, k, BLOCK_N):
         offs = start + tl.arange(0, BLOCK_N)[None, :]
         empty = (offs >= count[:, None]) & (offs < k) & mask_m[:, None]
@@ -166,7 +185,7 @@ def top_k(
     queries, V = queries.float().contiguous(), V.float().contiguous()
     (m, d), n_items, device = queries.shape, len(V), queries.device
     indptr, indices = seen if seen is not None else (torch.zeros(1, dtype=torch.int64, device=device),) * 2
-    # Room for k keys and several tiles: the more, the rarer a prune; 4 k lets the threshold quadruple its rank each time.
+    # Room for k keys and several tiles: a prune leaves k, so 4 k makes prunes rare after the first few.
     capacity = triton.next_power_of_2(4 * k + 4 * BLOCK_N)
     block_m = triton.cdiv(m, BLOCK_M)
     splits = max(1, min(PROGRAMS // max(1, block_m), n_items // (2 * capacity)))
@@ -180,8 +199,7 @@ def top_k(
         buffer = torch.empty(len(part), splits, capacity, dtype=torch.int64, device=device)
         _candidates_kernel[(triton.cdiv(len(part), BLOCK_M), splits)](
             part, V, indptr[row:], indices, buffer, m=len(part), n_items=n_items, d=d, k=k, capacity=capacity,
-            share=share, L2=score == "l2", SEEN=seen is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-            BLOCK_D=min(MAX_BLOCK_D, max(16, triton.next_power_of_2(d))), num_warps=4, enable_fp_fusion=True,
+            share=share, L2=score == "l2", SEEN=seen is not None, **block_sizes(d), enable_fp_fusion=True,
         )  # fmt: skip
         key = buffer[:, :, :k].flatten(1).sort(dim=1, descending=True).values[:, :k]
         ordered = (key >> 31) - 2**31

@@ -19,10 +19,14 @@ from drm_triton.kernels.interface import Score
 
 ADAGRAD_EPS = tl.constexpr(interface.ADAGRAD_EPS)
 
-# Most entries are draws of negatives, a handful per row: 8 rows of X in flight hide the latency of the gather, and
-# 8 places per program keep the launch of mostly idle programs (one row starts every few places) off the bill.
-BLOCK_E = 8
-CHUNK = 8
+
+def block_sizes(d: int) -> dict[str, int]:
+    """Tile sizes and warps for rows of d factors."""
+    block_d = triton.next_power_of_2(d)
+    # Most entries are draws of negatives, a handful per row: 8 rows of X in flight hide the latency of the gather, and
+    # 8 places per program keep the launch of mostly idle programs (a row starts every few places) off the bill. One
+    # warp up to 128 factors: 8 x 128 floats are 32 a thread.
+    return {"BLOCK_D": block_d, "BLOCK_E": 8, "CHUNK": 8, "num_warps": max(1, min(8, block_d // 128))}
 
 
 @triton.jit
@@ -92,11 +96,11 @@ def update_rows(
     if E == 0:
         return
     ascending, order = torch.sort(rows, stable=True)
-    block_d = triton.next_power_of_2(d)
+    blocks = block_sizes(d)
     # Nothing here waits for the device and every shape is that of the batch, so the trainer's step (sample, gradients,
     # both updates) can be captured in a CUDA graph as it stands.
-    _update_kernel[(triton.cdiv(E, CHUNK),)](
+    _update_kernel[(triton.cdiv(E, blocks["CHUNK"]),)](
         table, state, ascending, order, coef.contiguous(), X.contiguous(), source.contiguous(),
         E=E, group=E // len(source), d=d, lr=lr, L2=score == "l2",
-        BLOCK_D=block_d, BLOCK_E=BLOCK_E, CHUNK=CHUNK, num_warps=1 if block_d <= 128 else 4, enable_fp_fusion=True,
+        **blocks, enable_fp_fusion=True,
     )  # fmt: skip

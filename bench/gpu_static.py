@@ -1,0 +1,346 @@
+"""What the Triton kernels become on real GPUs, found without one: registers, spills, memory, instructions, estimates.
+
+Every kernel is compiled to machine code for A100 (sm_80), H100 (sm_90), B200 (sm_100) and MI300X (gfx942) over the
+paper's grid, rho 1..5 (n = 16 rho items), d 16..128, both scores, with the tile sizes the launchers choose.
+
+Bytes of one list of n items and d factors (float32 and int32), each counted once, as if no row were in a cache:
+    sample      out 4 (n + 1)
+    gradients   in  4 (n d + d + n + 1)             out 4 (2 n + d + 4)
+    update      in  4 (5 n + n d) + 8 d r           out 8 d r          r = rows touched per list, n without repeats
+    top-k       in  4 d N / BLOCK_M per query, from the L2 cache unless V is larger
+and operations: gradients 4 n d (dot) or 7 n d (l2) + 12 n^2 + 20 n K.
+
+    python -m drm_triton.bench.gpu_static [--quick]        prints the table, writes bench/results/gpu_static.{csv,json}
+
+No figure here was measured on a GPU: code is exact, times are estimates (the roofline: no kernel can be faster).
+"""
+
+import argparse
+import csv
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+# Types of the pointer arguments that are not float32, by name: the kernels name alike what is alike.
+POINTERS = {
+    **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr"], "*i32"),
+    **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr"], "*i32"),
+    **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr", "length_ptr"], "*i64"),
+    "mask_ptr": "*i1",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's published peaks and the limits that bound how many warps a multiprocessor holds."""
+
+    name: str
+    backend: str
+    arch: int | str
+    warp: int
+    bandwidth: float  # bytes/s of HBM
+    flops: float  # float32, no tensor cores
+    processors: int  # multiprocessors or compute units, each issuing 4 warp instructions per cycle
+    clock: float  # Hz
+    shared: int  # bytes per multiprocessor
+    shared_block: int  # bytes one block may use
+    max_warps: int  # per multiprocessor
+    max_blocks: int
+
+
+GPUS = [
+    Gpu("A100 SXM 80GB", "cuda", 80, 32, 2.039e12, 19.5e12, 108, 1.41e9, 164 << 10, 163 << 10, 64, 32),
+    Gpu("H100 SXM", "cuda", 90, 32, 3.35e12, 66.9e12, 132, 1.83e9, 228 << 10, 227 << 10, 64, 32),
+    Gpu("B200", "cuda", 100, 32, 8.0e12, 75e12, 148, 1.85e9, 228 << 10, 227 << 10, 64, 32),
+    Gpu("MI300X", "hip", "gfx942", 64, 5.3e12, 163.4e12, 304, 2.1e9, 64 << 10, 64 << 10, 32, 32),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel with one choice of compile-time values."""
+
+    operation: str
+    kernel: Any
+    constants: dict[str, Any]  # constexpr values and num_warps, as the launcher passes them
+    multiples: tuple[str, ...] = ()  # integer arguments divisible by 16, which the compiler may know
+    labels: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "fp32"
+
+
+@dataclass
+class Code:
+    """What the compiler made of a case on a GPU."""
+
+    registers: int
+    spilled: int  # bytes of stack or spilled registers per thread
+    shared: int  # bytes per program
+    warps: int  # warps resident per multiprocessor
+    occupancy: float  # of the most it can hold
+    instructions: int
+    mix: dict[str, int]
+    ttir: str = field(repr=False, default="")
+
+
+def compile_case(case: Case, gpu: Gpu) -> Code:
+    """Compile to machine code and read it. Needs a process without TRITON_INTERPRET."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = dict(case.constants)
+    options = {"num_warps": constants.pop("num_warps", 4), "enable_fp_fusion": True}
+    signature, attributes = {}, {}
+    for i, parameter in enumerate(case.kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name] = POINTERS.get(name, f"*{case.dtype}")
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = parameter.annotation_type
+            if name in case.multiples:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(case.kernel, signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget(gpu.backend, gpu.arch, gpu.warp), options=options)
+    read = read_nvidia if gpu.backend == "cuda" else read_amd
+    registers, spilled, mix = read(compiled.asm)
+    shared, block_warps = compiled.metadata.shared, compiled.metadata.num_warps
+    warps = resident_warps(gpu, registers, shared, block_warps)
+    total = sum(mix.values())
+    return Code(registers, spilled, shared, warps, warps / gpu.max_warps, total, mix, compiled.asm["ttir"])
+
+
+def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
+    """Registers, bytes of stack and local memory, and the instruction mix of a cubin."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(asm["cubin"])
+        file.flush()
+        tool = knobs.nvidia.cuobjdump.path
+        usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        sass = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True)
+    used = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage.stdout)}
+    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", sass.stdout, flags=re.M)
+    return used["REG"], used["STACK"] + used["LOCAL"], group(names, NVIDIA_GROUPS)
+
+
+def read_amd(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
+    """Vector registers, bytes of scratch and spills, and the instruction mix, from the assembly's own notes."""
+    text = asm["amdgcn"]
+
+    def note(key: str) -> int:
+        return max((int(value) for value in re.findall(rf"\.{key}:\s+(\d+)", text)), default=0)
+
+    spilled = note("private_segment_fixed_size") + 4 * (note("vgpr_spill_count") + note("sgpr_spill_count"))
+    names = re.findall(r"^\t([sv]_\w+|ds_\w+|global_\w+|buffer_\w+|flat_\w+|scratch_\w+)", text, flags=re.M)
+    return note("vgpr_count"), spilled, group(names, AMD_GROUPS)
+
+
+NVIDIA_GROUPS = {
+    "float": r"F(ADD|MUL|FMA|MNMX|SETP|SEL|CHK|SET)|D(ADD|MUL|FMA|SETP)|[HD]?MMA|F2F",
+    "special": r"MUFU",
+    "load": r"LDG|LDGSTS",
+    "store": r"STG",
+    "shared": r"LDS|STS|LDSM|STSM|ATOMS",
+    "shuffle": r"SHFL|REDUX|VOTE|MATCH",
+    "barrier": r"BAR|WARPSYNC|SYNCS|MEMBAR|DEPBAR|LDGDEPBAR",
+    "local": r"LDL|STL",
+}
+AMD_GROUPS = {
+    "float": r"v_(pk_)?(add|sub|subrev|mul|fma|fmac|max|min|mac|cmp\w*|div\w*|ldexp|rndne)_f(32|64)\w*",
+    "special": r"v_(exp|log|rcp|sqrt|rsq)_\w+",
+    "load": r"(global|buffer|flat)_load\w*",
+    "store": r"(global|buffer|flat)_store\w*",
+    "shared": r"ds_(read|write|load|store)\w*",
+    "shuffle": r"ds_(b?permute|swizzle)\w*|v_\w+_dpp|v_mov_b32_dpp|v_readlane\w*|v_permlane\w*",
+    "barrier": r"s_(barrier|waitcnt)",
+    "local": r"scratch_\w+",
+}
+
+
+def group(names: list[str], groups: dict[str, str]) -> dict[str, int]:
+    """Count instructions by group; the rest (integers, predicates, branches) is `other`."""
+    mix: Counter[str] = Counter()
+    for name in names:
+        mix[next((key for key, pattern in groups.items() if re.fullmatch(pattern, name)), "other")] += 1
+    return dict(mix)
+
+
+def resident_warps(gpu: Gpu, registers: int, shared: int, block_warps: int) -> int:
+    """Warps per multiprocessor that registers, shared memory and the fixed limits leave room for."""
+    if gpu.backend == "cuda":  # 64K registers handed out by 256 to a warp; a block costs 1 KiB of shared memory more
+        by_registers = 65536 // (-(-registers * 32 // 256) * 256) // block_warps
+        shared += 1024
+    else:  # each of 4 SIMDs has 512 registers per lane, handed out by 8
+        by_registers = 4 * (512 // (-(-registers // 8) * 8)) // block_warps
+    by_shared = gpu.shared // shared if shared else gpu.max_blocks
+    return min(by_registers, by_shared, gpu.max_blocks, gpu.max_warps // block_warps) * block_warps
+
+
+RHOS, FACTORS, SCORES = (1, 2, 3, 4, 5), (16, 32, 64, 128), ("dot", "l2")
+
+
+def cases(quick: bool = False) -> Iterator[Case]:
+    """Every kernel, with the compile-time values its launcher chooses: over the paper's grid, or a part of it."""
+    from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
+
+    rhos, factors = ((3, 5), (64, 128)) if quick else (RHOS, FACTORS)
+    for name in ("proportional",) if quick else ("proportional", "uniform"):
+        blocks = {**sampling.BLOCKS, "PROPORTIONAL": name == "proportional"}
+        yield Case("sample", sampling._sample_kernel, blocks, labels={"variant": name})
+    for score in SCORES:
+        for d in factors:
+            for rho in rhos:
+                yield gradients_case(rho, d, score)
+            labels = {"d": d, "score": score}
+            multiples = ("d", "capacity", "share")
+            yield Case("update", update._update_kernel, {**update.block_sizes(d), "L2": score == "l2"}, ("d",), labels)
+            blocks = {**topk.block_sizes(d), "L2": score == "l2", "SEEN": True}
+            yield Case("top-k", topk._candidates_kernel, blocks, multiples, labels)
+    for weight, parts in (
+        ("ap", (True, True, True)),
+        ("uniform", (True, False, False)),
+        ("uniform", (False, True, False)),
+    ):
+        yield gradients_case(3, 64, "l2", weight, *parts)
+    yield gradients_case(3, 200, "dot")
+    for dtype in ("fp32",) if quick else ("fp32", "fp64"):
+        for mode in ("forward", "backward", "drm"):
+            for n in (48, 128):
+                blocks = {**softsort.block_sizes(n, 5), "MODE": mode}
+                labels = {"n": n, "variant": f"{mode} {dtype}"}
+                yield Case("soft top-k", softsort._lists_kernel, blocks, ("n",), labels, dtype)
+        for flag in (False, True):
+            labels = {"variant": f"{'backward' if flag else 'forward'} {dtype}"}
+            for kernel, blocks in (
+                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "SIGN": flag}),
+                (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS, "DOT": flag}),
+                (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS, "GRADIENT": flag}),
+            ):
+                yield Case("long soft top-k", kernel, blocks, labels=labels, dtype=dtype)
+    for score in SCORES:
+        L2, labels = {"L2": score == "l2", **gradients.LONG}, {"score": score}
+        yield Case("long gradients", gradients._scores_kernel, L2, ("d",), labels)
+        yield Case("long gradients", gradients._user_gradient_kernel, L2, ("d",), labels)
+    finish = {"HINGE": True, "MSE": True, **gradients.finish_sizes(1024)}
+    yield Case("long gradients", gradients._finish_kernel, finish, labels={"n": 1024})
+
+
+def gradients_case(
+    rho: int, d: int, score: str, weight: str = "uniform", hinge: bool = True, drm: bool = True, mse: bool = False
+) -> Case:
+    """`_gradients_kernel` as `list_gradients` would launch it, n = 16 rho."""
+    from drm_triton.kernels.gpu import gradients
+
+    blocks = gradients.block_sizes(16 * rho, d, rho)
+    flags = {"L2": score == "l2", "HINGE": hinge, "DRM": drm, "MSE": mse, "AP": weight == "ap"}
+    flags["RESIDENT"] = d <= blocks["BLOCK_D"]
+    parts = "+".join(name for name, on in (("hinge", hinge), ("drm", drm), ("mse", mse)) if on)
+    labels = {"n": 16 * rho, "d": d, "score": score, "variant": f"{parts} {weight}"}
+    return Case("gradients", gradients._gradients_kernel, {**flags, **blocks}, ("n", "d"), labels)
+
+
+def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
+    """Bytes, operations and the least time of a million lists of the training step: an estimate, not a measurement.
+
+    `issue` is the time to issue the instructions of the gradient kernel, loops counted in full, at one instruction per
+    cycle on each of 4 schedulers: what the roofline of bytes and operations leaves out.
+    """
+    if case.operation != "gradients" or not case.constants["DRM"]:
+        return {}
+    n, d, rho = case.labels["n"], case.labels["d"], case.labels["n"] // 16
+    bytes_in, bytes_out = 4 * (n * d + d + n + 1), 4 * (2 * n + d + 4)
+    flops = (4 if case.labels["score"] == "dot" else 7) * n * d + 12 * n * n + 20 * n * rho
+    update = 4 * (5 * n + n * d) + 16 * d * n
+    seconds = {
+        "bytes_s": 1e6 * (bytes_in + bytes_out) / gpu.bandwidth,
+        "flops_s": 1e6 * flops / gpu.flops,
+        "issue_s": 1e6 * code.instructions * case.constants["num_warps"] / (4 * gpu.processors * gpu.clock),
+        "step_bytes_s": 1e6 * (bytes_in + bytes_out + update + 4 * (n + 1)) / gpu.bandwidth,
+    }
+    loads = bytes_in if case.constants["RESIDENT"] else bytes_in + 4 * (n * d + d)
+    counted = {"least_bytes": bytes_in + bytes_out, "asked_bytes": loads + bytes_out, "flops": flops}
+    return {**counted, **{key: round(value, 6) for key, value in seconds.items()}}
+
+
+def survey(quick: bool = False, gpus: list[Gpu] | None = None) -> list[dict[str, Any]]:
+    """Compile all cases for all GPUs: one flat row each."""
+    rows = []
+    for case in cases(quick):
+        for gpu in gpus or GPUS:
+            code = compile_case(case, gpu)
+            row = {
+                "operation": case.operation,
+                "kernel": case.kernel.__name__,
+                **{key: case.labels.get(key, "") for key in ("n", "d", "score", "variant")},
+                "gpu": gpu.name,
+                "arch": str(gpu.arch),
+                "num_warps": case.constants["num_warps"],
+                **{key: value for key, value in asdict(code).items() if key not in ("mix", "ttir")},
+                "fits": code.spilled == 0 and code.shared <= gpu.shared_block,
+                **{f"sass_{key}": code.mix.get(key, 0) for key in (*NVIDIA_GROUPS, "other")},
+                **estimate(case, code, gpu),
+            }
+            rows.append(row)
+            print(
+                f"{row['kernel']:24} n={row['n']!s:4} d={row['d']!s:4} {row['score']:4} {row['variant']:20} "
+                f"{row['arch']:7} warps {row['num_warps']:2} regs {code.registers:3} spilled {code.spilled:4} "
+                f"shared {code.shared:6} occupancy {code.occupancy:4.0%} instructions {code.instructions:5}",
+                flush=True,
+            )
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print and save the survey; exit code 1 if a kernel spills or asks for too much shared memory."""
+    import torch
+    import triton
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a part of the grid, nothing written")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_static", help="path without suffix")
+    options = parser.parse_args(arguments)
+    rows = survey(options.quick)
+    bad = [row for row in rows if not row["fits"]]
+    print(f"triton {triton.__version__}, torch {torch.__version__}: {len(rows)} compilations, {len(bad)} do not fit")
+    print("\nEstimates for one million lists, hinge + drm, not measured; HBM bytes as if nothing were cached:")
+    for row in rows:
+        if row.get("least_bytes") and row["variant"] == "hinge+drm uniform":
+            bound = max("bytes_s", "flops_s", "issue_s", key=lambda key: row[key])
+            print(
+                f"{row['gpu']:14} n={row['n']:3} d={row['d']:4} {row['score']:4} "
+                f"{row['least_bytes']:6} B/list at least, asks {row['asked_bytes'] / row['least_bytes']:.2f}x; "
+                f"memory {row['bytes_s'] * 1e3:6.1f} ms, arithmetic {row['flops_s'] * 1e3:6.1f} ms, "
+                f"issue {row['issue_s'] * 1e3:6.1f} ms: bound by {bound[:-2]}; whole step {row['step_bytes_s'] * 1e3:6.1f} ms"
+            )
+    if not options.quick:
+        write(options.out, rows, {"triton": triton.__version__, "torch": torch.__version__})
+    return 1 if bad else 0
+
+
+def write(path: Path, rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
+    """Save as CSV and as JSON with versions and the GPU figures assumed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows(rows)
+    report = {**versions, "note": "times are estimates", "gpus": [asdict(gpu) for gpu in GPUS], "rows": rows}
+    path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
