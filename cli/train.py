@@ -82,11 +82,9 @@ def train(
         _print_plan(data, settings, as_json)
         return
     reporter = Reporter(quiet=quiet or as_json)
-    display = Display(reporter, settings)
-    reporter.line(f"{data!r}; run directory {place}")
-    model = DRM(settings)
+    display = Display(reporter, settings, f"{data!r}; run directory {place}")
     with stop_on_interrupt(display):
-        model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
+        DRM(settings).fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
     result = {"run": str(place), "epochs": display.epochs, "interrupted": display.interrupted, **display.best}
     if as_json:
         print(json.dumps(result))
@@ -152,8 +150,8 @@ def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None
 class Display:
     """Progress of a training: a bar for the epoch under way, a line for each that is done."""
 
-    def __init__(self, reporter: Any, settings: "TrainConfig") -> None:
-        self.reporter, self.settings = reporter, settings
+    def __init__(self, reporter: Any, settings: "TrainConfig", header: str) -> None:
+        self.reporter, self.settings, self.header = reporter, settings, header
         self.interrupted = False
         self.epochs = 0
         self.best: dict[str, float] = {}
@@ -161,6 +159,9 @@ class Display:
 
     def batch_end(self, state: "State", n_lists: int) -> bool:
         """Move the bar; True if the user has asked to stop."""
+        if self.header:
+            self.reporter.line(self.header)
+            self.header = ""
         if self._step is None:
             title = f"epoch {state.epoch + 1}/{self.settings.epochs}"
             self._step = self.reporter.step(title, total=n_lists, unit="lists").__enter__()

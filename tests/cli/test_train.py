@@ -1,0 +1,162 @@
+"""`train` and `evaluate` from the command line."""
+
+import contextlib
+import io
+import json
+import math
+from pathlib import Path
+from unittest import mock
+
+import polars as pl
+import pytest
+
+from drm_triton import Dataset
+from drm_triton.cli import main
+from drm_triton.data.synthetic import Shape, generate
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    users, items = generate(Shape(users=200, items=150, interactions=4000), 0)
+    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [f"song {i}" for i in items]})
+    path = tmp_path_factory.mktemp("data") / "songs"
+    Dataset.from_frame(frame).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "songs"
+    code, _, errors = call("train", "-d", stored, "--run", path, "--factors", 8, "--epochs", 2)
+    assert code == 0, errors
+    return path
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, run in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        mock.patch("sys.argv", ["drm-triton", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None:
+    code, out, errors = call("train", "-d", stored, "--run", tmp_path / "run", "--factors", 4, "--epochs", 3)
+    assert code == 0
+    assert out.startswith(f"trained {tmp_path / 'run'} (best epoch: valid/ndcg@10")
+    lines = [line for line in errors.splitlines() if line.startswith("epoch ")]
+    assert [line.split(":")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert "lists/s" in lines[0]
+    assert "best" in lines[0]
+
+
+def test_json_and_quiet(stored: Path, tmp_path: Path) -> None:
+    code, out, errors = call("train", "-d", stored, "--run", tmp_path / "a", "--factors", 4, "--epochs", 1, "--json")
+    assert (code, errors) == (0, "")
+    result = json.loads(out)
+    assert result["run"] == str(tmp_path / "a")
+    assert 0 <= result["valid/ndcg@10"] <= 1
+    code, _, errors = call("train", "-d", stored, "--run", tmp_path / "b", "--factors", 4, "--epochs", 1, "--quiet")
+    assert (code, errors) == (0, "")
+
+
+def test_dataset_by_name_under_the_data_directory(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRM_DATA", str(stored.parent))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call("train", "--dataset", "songs", "--factors", 4, "--epochs", 1)
+    assert code == 0
+    assert out.startswith("trained runs/songs-")
+
+
+def test_flags_override_the_file_and_unknown_keys_are_errors(stored: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('factors = 4\nscore = "l2"\nlambda = 2\n')
+    code, out, _ = call("train", "-d", stored, "--config", file, "--factors", 6, "--dry-run", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert (plan["config"]["factors"], plan["config"]["score"], plan["config"]["lambda"]) == (6, "l2", 2.0)
+    data = Dataset.load(stored)
+    assert plan["memory_bytes"]["factors"] == 4 * 6 * (data.n_users + data.n_items)
+    assert plan["data"]["train"] == data.train.nnz
+    file.write_text("epoch = 3\n")
+    code, _, errors = call("train", "-d", stored, "--config", file)
+    assert code == 2
+    assert "unknown configuration key 'epoch'; did you mean 'epochs'?" in errors
+
+
+def test_resume_changes_only_what_may_change(stored: Path, run: Path) -> None:
+    code, _, errors = call("train", "--resume", run, "--factors", 16)
+    assert code == 2
+    assert "--resume cannot change factors" in errors
+    code, out, errors = call("train", "--resume", run, "--epochs", 3, "--json")
+    assert code == 0, errors
+    assert json.loads(out)["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "--dataset is missing"),
+        (["train", "-d", "nowhere"], "no data set at nowhere"),
+        (["train", "-d", "{data}", "--tau", "0"], "tau must be positive and finite, got 0"),
+        (["train", "-d", "{data}", "--score", "cosine"], "score must be one of dot, l2, got 'cosine'"),
+        (["train", "-d", "{data}", "--backend", "triton"], "triton cannot be used"),
+        (["train", "-d", "{data}", "--run", "{run}"], "holds a run already"),
+        (["train", "--resume", "{data}"], "is not a run directory"),
+        (["evaluate", "{data}"], "no model there"),
+        (["evaluate", "{run}", "--on", "train"], "--on must be valid or test"),
+        (["evaluate", "{run}", "--k", "0"], "--k takes cut-offs from 1 to 1000"),
+        (["evaluate", "{run}", "--k", "ten"], "--k takes cut-offs from 1 to 1000"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, stored: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code, _, errors = call(*(a.format(data=stored, run=run) for a in arguments))
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors
+
+
+def test_evaluate_prints_a_table_beside_popularity(run: Path) -> None:
+    code, out, _ = call("evaluate", run, "--on", "test")
+    assert code == 0
+    assert "popularity" in out
+    for name in ("ndcg@10", "map@10", "recall@50", "precision@10", "hit@10", "mrr@10", "coverage@50"):
+        assert name in out
+
+
+def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_path: Path) -> None:
+    file = tmp_path / "users.parquet"
+    code, out, _ = call("evaluate", run, "--on", "valid", "--k", "5,20", "--json", "--per-user", file, "--by-activity")
+    assert code == 0
+    means = json.loads(out)
+    assert {"ndcg@5", "map@5", "map_k@5", "recall@20", "popularity"} <= means.keys()
+    per_user = pl.read_parquet(file)
+    assert per_user["user"].str.starts_with("u").all()
+    assert math.isclose(per_user["ndcg@5"].mean(), means["ndcg@5"])
+    assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
+    assert "mean ndcg@10 by training interactions" in out
+
+
+def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    call("train", "-d", stored, "--run", path, "--factors", 4, "--epochs", 1, "--fit-on", "train+valid")
+    code, _, errors = call("evaluate", path, "--on", "valid")
+    assert code == 2
+    assert "was fit on train+valid, so it cannot be measured on valid" in errors
+    assert call("evaluate", path, "--on", "test")[0] == 0
