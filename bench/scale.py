@@ -1,0 +1,107 @@
+"""How time and memory grow with the data: synthetic Melon at 0.1, 1 and 4 times its size.
+
+    python -m bench.scale [--scales 0.1,1,4] [--epochs 2] [--factors 64]
+
+Least memory: factors and Adagrad's state, 2 * 4 (M + N) d bytes, and the interactions, 4 bytes each and 8 per user.
+Each size trains and evaluates in a process of its own, whose peak resident memory less that of the imports alone is
+set against that least.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def measure(path: str, epochs: int, factors: int) -> None:
+    """Train and evaluate in this process; print what it took."""
+    import torch
+
+    from drm_triton import DRM, Dataset
+    from drm_triton.data.synthetic import Shape, generate
+    from drm_triton.kernels import get_backend
+    from drm_triton.run import environment
+    from drm_triton.trainer import memory_estimate
+
+    # Load and compile everything on tiny data first: what the program itself needs, whatever the data.
+    users, items = generate(Shape(50, 40, 400), 0)
+    import polars as pl
+
+    tiny = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}))
+    DRM(factors=factors, epochs=1).fit(tiny)
+    base = peak()
+
+    data = Dataset.load(path)
+    model = DRM(factors=factors, epochs=epochs, eval_every=0)
+    records: list[dict] = []
+    began = time.perf_counter()
+    model.fit(data, [lambda end: records.append(end.record) and None])
+    fitted = time.perf_counter() - began
+    began = time.perf_counter()
+    means = model.evaluate(data.valid).means
+    evaluated = time.perf_counter() - began
+    estimate = memory_estimate(data, model.config)
+    least = estimate["factors"] + estimate["adagrad state"] + estimate["interactions"]
+    result = {
+        "users": data.n_users,
+        "items": data.n_items,
+        "interactions": data.n_interactions,
+        "epoch_seconds": min(record["seconds"] for record in records),
+        "lists_per_second": max(record["lists_per_second"] for record in records),
+        "initial_seconds": fitted - sum(record["seconds"] for record in records),
+        "evaluate_seconds": evaluated,
+        "valid_ndcg@10": means["ndcg@10"],
+        "peak_bytes": peak() - base,
+        "least_bytes": least,
+        "times_least": (peak() - base) / least,
+        "environment": environment(model.config, data),
+        "threads": torch.get_num_threads(),
+        "backend": get_backend().__name__,
+    }
+    print(json.dumps(result))
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scales", default="0.1,1,4")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--factors", type=int, default=64)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        measure(args.child, args.epochs, args.factors)
+        return
+    rows = []
+    for scale in args.scales.split(","):
+        path = Path("data") / "scale" / f"melon-{scale}"
+        if not path.exists():
+            command = f"prepare melon --synthetic --scale {scale} --out {path} -q"
+            subprocess.run(
+                [sys.executable, "-m", "drm_triton", *command.split()], check=True, stdout=subprocess.DEVNULL
+            )
+        child = ["--child", str(path), "--epochs", str(args.epochs), "--factors", str(args.factors)]
+        done = subprocess.run([sys.executable, "-m", "bench.scale", *child], check=True, capture_output=True, text=True)
+        rows.append({"scale": float(scale), **json.loads(done.stdout.splitlines()[-1])})
+        row = rows[-1]
+        print(
+            f"scale {scale}: {row['users']:,} x {row['items']:,}, {row['interactions']:,}: "
+            f"{row['epoch_seconds']:.1f} s an epoch ({row['lists_per_second']:,.0f} lists/s), "
+            f"first factors {row['initial_seconds']:.1f} s, evaluation {row['evaluate_seconds']:.1f} s, "
+            f"peak {row['peak_bytes'] / 2**20:,.0f} MiB = {row['times_least']:.2f} times the least",
+            flush=True,
+        )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "scale.json").write_text(json.dumps({"command": "python -m bench.scale", "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
