@@ -1,8 +1,8 @@
 """From raw interactions to a `Dataset`: read, threshold, de-duplicate, k-core, encode, split.
 
 Polars reads (streaming, only the columns needed) and turns ids into codes, numbered by sorted external id so that the
-order of rows cannot matter. An interaction is from then on one integer, user code times items plus item code; sorting
-these puts duplicates side by side and leaves the rows of a CSR matrix in order.
+order of rows cannot matter. An interaction is from then on one integer of 64 bits, user code above, item code below;
+sorting these puts duplicates side by side and leaves the rows of a CSR matrix in order.
 """
 
 from __future__ import annotations
@@ -63,16 +63,18 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
     with report.step("filter") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
         record("read", len(frame), len(user_ids), len(item_ids))
-        codes = _encode(frame, user_ids, item_ids)
-        del frame
         if raw.own_filter:
             name, keep = raw.own_filter
-            codes = keep(codes.lazy()).collect()
-            record(name, len(codes), codes["user"].n_unique(), codes["item"].n_unique())
+            frame = keep(frame.lazy()).collect()
+            record(name, len(frame), frame["user"].n_unique(), frame["item"].n_unique())
         if options.min_rating is not None:
-            codes = codes.filter("keep")
-            record(f"rating >= {options.min_rating:g}", len(codes), codes["user"].n_unique(), codes["item"].n_unique())
-        users, items, time = _distinct(codes, len(item_ids))
+            frame = frame.filter("keep").drop("keep")
+        codes = _encode(frame, user_ids, item_ids)
+        del frame
+        if options.min_rating is not None:
+            counts = (_present(codes[role].to_numpy()) for role in ("user", "item"))
+            record(f"rating >= {options.min_rating:g}", len(codes), *counts)
+        users, items, time = _distinct(codes)
         del codes
         record("one row per user and item", len(users), _present(users), _present(items))
         if max(options.min_user, options.min_item) > 1:
@@ -86,7 +88,8 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
     with report.step("split") as step:
         labels = split(users, items, time, options.split, options.ratios, options.seed)
         shape = (len(user_ids), len(item_ids))
-        train, valid, test = (CSR.from_pairs(users[labels == k], items[labels == k], shape) for k in range(3))
+        parts = (labels == k for k in range(3))
+        train, valid, test = (CSR.from_pairs(users[part], items[part], shape) for part in parts)
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
     meta = {"source": "frame", "options": asdict(options), "steps": steps}
     return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)
@@ -310,23 +313,26 @@ def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl
     return lazy.collect(engine="streaming")
 
 
-def _distinct(codes: pl.DataFrame, n_items: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray | None]:
+def _distinct(codes: pl.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray | None]:
     """Return users, items and times [n] sorted by user, then item; of repeated pairs the latest stays."""
-    key = (pl.col("user").cast(pl.Int64) * n_items + pl.col("item")).alias("key")
+    pair = (pl.col("user").cast(pl.Int64) * 2**32 + pl.col("item")).alias("pair")
     if "time" in codes.columns:
-        frame = codes.select(key, "time").sort("key", "time")
-        frame = frame.filter(pl.col("key").ne_missing(pl.col("key").shift(-1)))
-        time = frame["time"].to_numpy()
+        frame = codes.select(pair, "time").sort("pair", "time")
+        frame = frame.filter(pl.col("pair").ne_missing(pl.col("pair").shift(-1)))
+        pairs, time = frame["pair"].to_numpy(), frame["time"].to_numpy()
     else:
-        ordered = codes.select(key).to_series().sort()
-        frame = ordered.filter(ordered.ne_missing(ordered.shift())).to_frame()
-        time = None
-    users, items = np.divmod(frame["key"].to_numpy(), n_items)
-    return users.astype(np.int32), items.astype(np.int32), time
+        pairs, time = codes.select(pair).to_series().sort().to_numpy(), None
+        different = pairs[1:] != pairs[:-1]
+        if not different.all():
+            pairs = pairs[np.concatenate([[True], different])]
+    return (pairs >> 32).astype(np.int32), pairs.astype(np.int32), time  # the upper and the lower half
 
 
 def _present(codes: NDArray[np.integer]) -> int:
-    return int(np.count_nonzero(np.bincount(codes)))
+    """Count the different codes."""
+    seen = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=bool)
+    seen[codes] = True
+    return int(np.count_nonzero(seen))
 
 
 def _compact(codes: NDArray[np.int32], ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
