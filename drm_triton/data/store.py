@@ -174,6 +174,8 @@ def _first_line(error: BaseException) -> str:
 
 def _sync(path: Path) -> None:
     """Flush a file or directory to the disk, so that a power cut after the rename cannot leave it empty."""
+    if os.name == "nt":
+        return  # Windows cannot flush a directory, nor a file that is open for reading only
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -58,7 +58,9 @@ def read_tables(inputs: Inputs, files: Sequence[Input], how: Reading, titles: pl
         with reading(file.name, locate):
             columns = frame.collect_schema().names()
         found = find_columns(columns, given, file.name)
-        parts.append(Part(file.name, frame.select(pl.col(name).alias(role) for role, name in found.items()), locate))
+        roles = [pl.col(name).alias(role) for role, name in found.items()]
+        quick = scan(inputs, file, how, number=found.get("rating"))[0].select(roles) if text else None
+        parts.append(Part(file.name, frame.select(roles), locate, quick))
         kinds.add(text)
     return Raw(parts, text=kinds == {True}, titles=titles, files=[f.on_disk for f in files])
 
@@ -79,8 +81,10 @@ def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
     return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
 
 
-def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool, Callable[[], str]]:
-    """Open one table.
+def scan(
+    inputs: Inputs, file: Input, how: Reading, number: str | None = None
+) -> tuple[pl.LazyFrame, bool, Callable[[], str]]:
+    """Open one table; of a text file, let the reader itself parse the column `number`.
 
     Returns
     -------
@@ -109,7 +113,7 @@ def scan(inputs: Inputs, file: Input, how: Reading) -> tuple[pl.LazyFrame, bool,
         with reading(file.name):
             path = inputs.unpack(file) if file.kind == "gzip" else file.path
             return pl.read_json(path).lazy(), False, str
-    frame, width = _scan_text(file, lines, how)
+    frame, width = _scan_text(file, lines, how, number)
     return frame, True, partial(first_bad_line, file, width)
 
 
@@ -185,7 +189,9 @@ def _fields(line: str, separator: str) -> list[str]:
     return next(csv.reader([line], delimiter=separator), [])
 
 
-def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.LazyFrame, Callable[[str], bool]]:
+def _scan_text(
+    file: Input, lines: Sequence[str], how: Reading, number: str | None
+) -> tuple[pl.LazyFrame, Callable[[str], bool]]:
     """Open a delimited file; also return a check that a line has no more fields than the first."""
     blank = next(k for k, line in enumerate(lines) if line.strip())  # lines before the header
     lines = lines[blank:]
@@ -209,7 +215,8 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.Lazy
     quoted = separator in ",;" or any(
         f[:1] == f[-1:] == '"' for line in lines for f in line.split(separator) if len(f) > 1
     )
-    frame = pl.scan_csv(
+    open_csv = partial(
+        pl.scan_csv,
         file.path,
         has_header=names is None,
         skip_lines=blank,
@@ -219,16 +226,16 @@ def _scan_text(file: Input, lines: Sequence[str], how: Reading) -> tuple[pl.Lazy
         glob=False,
     )
     with reading(file.name):
-        columns = frame.collect_schema().names()
-    if names:
-        return frame.rename(dict(zip(columns, _padded(names, len(columns)), strict=True))), fits
+        columns = open_csv().collect_schema().names()
+    renamed = _padded(names, len(columns)) if names else [c.strip() for c in columns]
     repeated = [c for c in first if first.count(c) > 1 and any(spells(c, role) for role in ROLES)]
-    if repeated:
+    if repeated and not names:
         raise InputError(
             f"{file.name} has several columns named {repeated[0]!r}: rename one, or remove the header and "
             "give --columns"
         )
-    return frame.rename({c: c.strip() for c in columns if c != c.strip()}), fits
+    numbers = {c: pl.Float64 for c, name in zip(columns, renamed, strict=True) if name == number}
+    return open_csv(schema_overrides=numbers).rename(dict(zip(columns, renamed, strict=True))), fits
 
 
 def _check_positions(name: str, names: list[str], first: list[str]) -> None:

@@ -35,6 +35,6 @@ MELON = Source(
     layout="JSON array of objects with id, songs, tags, plylst_title, like_cnt, updt_date",
     read=read,
     wanted="train.json",
-    # The paper does not say which of the file's 115,071 playlists and their songs it left out: no filter is assumed.
+    # The paper does not say which of the file's 115,000 or so playlists and songs it left out: no filter is assumed.
     published=Published(104_000, 81_200, 4_100_000),
 )

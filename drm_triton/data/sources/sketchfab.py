@@ -55,6 +55,6 @@ SKETCHFAB = Source(
     read=read,
     reads=frozenset({"user", "item", "encoding"}),
     wanted="model_likes_anon.psv",
-    # The paper names no filter; its counts are near those of users with at least five likes (--min-user 5).
+    # The paper names no filter, so none is assumed.
     published=Published(15_500, 28_800, 558_000),
 )
