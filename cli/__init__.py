@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from drm_triton._version import __version__
+from drm_triton.cli.bench import bench
 from drm_triton.errors import DrmError
 
 app = typer.Typer(
@@ -31,6 +32,9 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ each query at work.
 
 import math
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import llvmlite.binding as llvm
 import numpy as np
 import torch
 from llvmlite import ir
