@@ -85,7 +85,7 @@ def peaks(quick: bool) -> list[Row]:
     if not torch.cuda.is_available():
         rounds, count = 20_000, threads.n_threads()
         sizes = (QUERIES * D, D * WIDTH, QUERIES, QUERIES * WIDTH)
-        tables = [[torch.ones(size).numpy() for size in sizes] for _ in range(count)]
+        tables = [[*(torch.ones(size).numpy() for size in sizes), np.zeros(QUERIES, np.int64)] for _ in range(count)]
         seconds = race({"fma": lambda: threads.run(partial(fma_rounds, rounds, *table) for table in tables)})["fma"]
         flops = 2 * QUERIES * WIDTH * D * rounds * count / seconds
     seconds = race({"copy": lambda: target.copy_(source)})["copy"]
@@ -96,9 +96,9 @@ def peaks(quick: bool) -> list[Row]:
 
 
 @inline
-def fma_rounds(rounds, queries, panel, thresholds, tile):  # type: ignore[no-untyped-def]
+def fma_rounds(rounds, queries, panel, thresholds, tile, hits):  # type: ignore[no-untyped-def]
     for _ in range(rounds):
-        score_panel(queries, 0, D, panel, 0, thresholds, tile)
+        score_panel(queries, 0, D, panel, 0, thresholds, tile, hits)
 
 
 # --------------------------------------------------------------------------------------------------------- races
