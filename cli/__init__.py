@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from drm_triton._version import __version__
+from drm_triton.cli.bench import bench
 from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
@@ -41,6 +42,7 @@ app.command()(prepare)
 app.command()(info)
 app.command()(train)
 app.command()(evaluate)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

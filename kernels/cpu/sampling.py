@@ -6,7 +6,7 @@ items; it reads those items and writes n ids.
 
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from torch import Tensor

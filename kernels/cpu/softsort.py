@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
@@ -49,7 +49,7 @@ def exp(x):
     return math.exp(x)
 
 
-@overload(exp, inline="never")
+@overload(exp, jit_options={"fastmath": {"contract"}})
 def _exp(x):
     if x != types.float32:
         return lambda x: math.exp(x)
@@ -193,7 +193,7 @@ def relaxed_topk_gradient(s, R, w, tau, q, P, G, ds):
 
 @inline
 def all_finite(s):
-    """Whether no score is NaN or infinite."""
+    """Whether no score is NaN or infinite: to be asked first, the functions above are for numbers."""
     largest = s.dtype.type(0)
     for j in range(s.size):
         largest += abs(s[j])
@@ -233,10 +233,10 @@ def forward_lists(start, stop, s, w, tau, mask, Q):
     for b in range(start, stop):
         n = pack(mask[b], s[b], scratch[0])
         x, R, P, total = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n]
-        if n > 0:
+        if not all_finite(x):
+            total[:] = np.nan
+        elif n > 0:
             relaxed_topk(x, R, w[b], tau, P, total)
-            if not all_finite(x):
-                total[:] = np.nan
         unpack(mask[b], total, Q[b])
 
 
@@ -250,11 +250,11 @@ def backward_lists(start, stop, s, w, tau, mask, q, ds):
         x, upstream, R, P, G, total = (
             scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n], scratch[5, :n],
         )  # fmt: skip
-        if n > 0:
+        if not all_finite(x):
+            total[:] = np.nan
+        elif n > 0:
             above_sums(x, R)
             relaxed_topk_gradient(x, R, w[b], tau, upstream, P, G, total)
-            if not all_finite(x):
-                total[:] = np.nan
         unpack(mask[b], total, ds[b])
 
 
@@ -270,16 +270,16 @@ def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
             scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n], scratch[5, :n],
         )  # fmt: skip
         square = real(0)
-        if n > 0:
+        if not all_finite(x):
+            square = real(np.nan)
+            total[:] = np.nan
+        elif n > 0:
             relaxed_topk(x, R, w[b], tau, P, total)
             for j in range(n):
                 residual = r[j] - total[j]
                 square += residual * residual
                 r[j] = real(-2) * residual
             relaxed_topk_gradient(x, R, w[b], tau, r, P, G, total)
-            if not all_finite(x):
-                square = real(np.nan)
-                total[:] = np.nan
         loss[b] = square
         unpack(mask[b], total, ds[b])
 

@@ -10,7 +10,7 @@ each query at work.
 
 import math
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import llvmlite.binding as llvm
 import numpy as np
 import torch
 from llvmlite import ir
@@ -35,10 +35,11 @@ ITEM_MASK = np.int64(0x7FFFFFFF)
 
 
 @intrinsic
-def score_panel(context, queries, row, depth, panels, panel, thresholds, tile):
-    """Scores of QUERIES queries against one panel, written to `tile`; bit q tells whether query q beat its threshold.
+def score_panel(context, queries, row, depth, panels, panel, thresholds, tile, hits):
+    """Scores of QUERIES queries against one panel: bit j of hits[q] tells whether item j is above q's threshold.
 
-    queries : [*, depth], from `row`; panels : [*, depth, WIDTH]; thresholds : [QUERIES]; tile : [QUERIES, WIDTH]
+    queries : [*, depth], from `row`; panels : [*, depth, WIDTH]; thresholds, hits : [QUERIES]; tile : [QUERIES, WIDTH],
+    which takes the scores. All arrays flat. Returns whether there is any hit.
     """
 
     def build(context, builder, signature, args):
@@ -84,21 +85,21 @@ def score_panel(context, queries, row, depth, panels, panel, thresholds, tile):
         builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
 
         builder.position_at_end(done)
-        mask = i64(0)
+        anything = i64(0)
         for q in range(QUERIES):
             threshold = splat(load(5, i64(q)))
-            above = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [0] * LANES)
+            found = i64(0)
             for v in range(VECTORS):
-                above = builder.or_(above, builder.fcmp_ordered(">", totals[q][v], threshold))
+                above = builder.bitcast(builder.fcmp_ordered(">", totals[q][v], threshold), ir.IntType(LANES))
+                found = builder.or_(found, builder.shl(builder.zext(above, i64), i64(v * LANES)))
                 builder.store(totals[q][v], element(6, i64(q * WIDTH + v * LANES), vector), align=4)
-            bits = builder.bitcast(above, ir.IntType(LANES))
-            mask = builder.or_(
-                mask, builder.shl(builder.zext(builder.icmp_unsigned("!=", bits, bits.type(0)), i64), i64(q))
-            )
-        return mask
+            builder.store(found, element(7, i64(q), i64))
+            anything = builder.or_(anything, found)
+        return builder.icmp_unsigned("!=", anything, i64(0))
 
     array = types.Array(types.float32, 1, "C")
-    return types.int64(array, types.int64, types.int64, array, types.int64, array, array), build
+    words = types.Array(types.int64, 1, "C")
+    return types.boolean(array, types.int64, types.int64, array, types.int64, array, array, words), build
 
 
 @intrinsic
@@ -109,6 +110,16 @@ def bits_of(context, value):
         return builder.bitcast(args[0], ir.IntType(32))
 
     return types.int32(types.float32), build
+
+
+@intrinsic
+def trailing_zeros(context, word):
+    """Number of zero bits below the lowest one of an int64."""
+
+    def build(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), build
 
 
 @intrinsic
@@ -152,11 +163,13 @@ def sift_down(heap, size):
 
 
 @inline
-def offer(scores, first_item, threshold, seen, cursor, heap):
-    """Put the scores above the threshold into the heap, unless seen; return the new threshold and cursor into seen."""
-    for j in range(scores.size):
-        if scores[j] > threshold:
-            item = first_item + j
+def offer(hits, scores, first_item, threshold, seen, cursor, heap):
+    """Put the scores that `hits` marks into the heap, unless seen; return the new threshold and cursor into seen."""
+    while hits != 0:
+        j = trailing_zeros(hits)
+        hits &= hits - 1
+        item = first_item + j
+        if scores[j] > threshold:  # which may have risen since
             while cursor < seen.size and seen[cursor] < item:
                 cursor += 1
             if cursor == seen.size or seen[cursor] != item:
@@ -173,7 +186,7 @@ def rank_blocks(start, stop, queries, depth, panels, N, indptr, indices, items, 
     heaps = np.empty((BLOCK, k), np.int64)
     thresholds = np.empty((BLOCK // QUERIES, QUERIES), np.float32)
     cursor = np.empty(BLOCK, np.int64)
-    tile = np.empty(QUERIES * WIDTH, np.float32)
+    tile, hits = np.empty(QUERIES * WIDTH, np.float32), np.empty(QUERIES, np.int64)
     for block in range(start, stop):
         first = block * BLOCK
         size = min(BLOCK, m - first)
@@ -182,20 +195,18 @@ def rank_blocks(start, stop, queries, depth, panels, N, indptr, indices, items, 
         for q in range(BLOCK):  # rows that pad the last block want nothing
             thresholds[q // QUERIES, q % QUERIES] = -np.inf if q < size else np.inf
         for panel in range((N + WIDTH - 1) // WIDTH):
-            width = min(WIDTH, N - panel * WIDTH)
+            real = (1 << min(WIDTH, N - panel * WIDTH)) - 1  # bits of the items that are not filling
             for group in range((size + QUERIES - 1) // QUERIES):
                 row = first + group * QUERIES
-                good = score_panel(queries, row, depth, panels, panel, thresholds[group], tile)
-                q = 0
-                while good != 0:
-                    if good & 1:
+                if not score_panel(queries, row, depth, panels, panel, thresholds[group], tile, hits):
+                    continue
+                for q in range(QUERIES):
+                    if hits[q] != 0:
                         at = group * QUERIES + q
                         thresholds[group, q], cursor[at] = offer(
-                            tile[q * WIDTH : q * WIDTH + width], panel * WIDTH, thresholds[group, q],
+                            hits[q] & real, tile[q * WIDTH :], panel * WIDTH, thresholds[group, q],
                             indices[indptr[row + q] : indptr[row + q + 1]], cursor[at], heaps[at],
                         )  # fmt: skip
-                    good >>= 1
-                    q += 1
         for q in range(size):
             heap = heaps[q]
             for place in range(k - 1, -1, -1):  # the worst leaves first

@@ -1,0 +1,330 @@
+"""The kernels raced against plain torch, and how their cost grows. Shapes are SketchFab's unless said otherwise.
+
+Operations and bytes of one list of n items, K ranks, d factors (float32 and int32; each row counted once, as if no
+cache held it), r rows touched per list in a batch:
+
+    sample      n / 4 Philox blocks and a binary search per negative         writes 4 (n + 1)
+    gradients   4 n d  +  8 n^2  +  40 n K flops     reads 4 (n d + d + n)    writes 4 (2 n + d + 4)
+    update      2 n d  +  8 d r flops                reads 4 (n d + 3 n) + 8 d r    writes 8 d r
+    drm alone   8 n^2  +  40 n K flops               reads 8 n                writes 4 n
+    top-K       2 N d flops per query                reads 4 N d / BLOCK      writes 8 K
+
+At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients and 6 kflop for the update, 25 kB read in all.
+Shares are of this machine's own peaks, measured in the same run with all threads.
+
+    python -m bench.kernels [--only drm,step] [--quick]      prints the tables, writes bench/results/kernels.*
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from drm_triton.bench import rivals
+from drm_triton.bench.record import RESULTS, Row, environment, race, save
+from drm_triton.errors import InputError
+from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu import threads
+from drm_triton.kernels.cpu.jit import inline
+from drm_triton.kernels.cpu.topk import QUERIES, WIDTH, score_panel
+from drm_triton.kernels.interface import ListPlan, Objective
+
+USERS, ITEMS, INTERACTIONS = 15_500, 28_800, 558_000
+RHO, ETA, D, BATCH = 3, 45, 64, 4096
+
+
+def backend() -> tuple[Any, str]:
+    """The backend to time, and its device: the GPU's if there is one."""
+    if torch.cuda.is_available():
+        from drm_triton.kernels import gpu
+
+        return gpu, "cuda"
+    return cpu, "cpu"
+
+
+def factors(rows: int, d: int, device: str, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, d, generator=g) / (4 * d**0.5)).to(device)
+
+
+def make_plan(n_items: int, rho: int, eta: int, device: str) -> ListPlan:
+    """Interactions of SketchFab's number per user, their sizes log-normal, some items far more popular than others."""
+    rng = np.random.default_rng(0)
+    mean = INTERACTIONS / USERS
+    degree = np.clip(rng.lognormal(np.log(mean) - 0.5, 1, USERS), 1, 2000).astype(int)
+    order = rng.permutation(n_items).astype(np.int32)
+    rows = [np.unique(order[(n_items * rng.random(size) ** 2).astype(int)]) for size in degree]
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    indices = np.concatenate(rows)
+    return ListPlan(torch.from_numpy(indptr).to(device), torch.from_numpy(indices).to(device), n_items, rho, eta)
+
+
+def list_flops(n: int, d: int, K: int) -> int:
+    return 4 * n * d + 8 * n * n + 40 * n * K
+
+
+# ------------------------------------------------------------------------------------------------------- machine
+
+
+def peaks(quick: bool) -> list[Row]:
+    """Fused multiply-add rate (the top-K micro-kernel on data in the first-level cache) and copy bandwidth."""
+    bandwidth_bytes = 2**28 if quick else 2**30
+    source = torch.ones(bandwidth_bytes // 4)
+    target = torch.empty_like(source)
+    flops = 0.0
+    if not torch.cuda.is_available():
+        rounds, count = 20_000, threads.n_threads()
+        sizes = (QUERIES * D, D * WIDTH, QUERIES, QUERIES * WIDTH)
+        tables = [[*(torch.ones(size).numpy() for size in sizes), np.zeros(QUERIES, np.int64)] for _ in range(count)]
+        seconds = race({"fma": lambda: threads.run(partial(fma_rounds, rounds, *table) for table in tables)})["fma"]
+        flops = 2 * QUERIES * WIDTH * D * rounds * count / seconds
+    seconds = race({"copy": lambda: target.copy_(source)})["copy"]
+    return [
+        {"section": "peaks", "name": "fma", "gflops": flops / 1e9},
+        {"section": "peaks", "name": "copy", "gbytes": 2 * bandwidth_bytes / seconds / 1e9},
+    ]
+
+
+@inline
+def fma_rounds(rounds, queries, panel, thresholds, tile, hits):  # type: ignore[no-untyped-def]
+    for _ in range(rounds):
+        score_panel(queries, 0, D, panel, 0, thresholds, tile, hits)
+
+
+# --------------------------------------------------------------------------------------------------------- races
+
+
+def drm(quick: bool) -> list[Row]:
+    """DRM loss and gradient alone at B = 4096, n = 48, K = 3."""
+    ours, device = backend()
+    B, n, K = BATCH, RHO + ETA, RHO
+    s = torch.randn(B, n, generator=torch.Generator().manual_seed(0)).to(device)
+    y = (torch.arange(n, device=device) < RHO).float().expand(B, n).contiguous()
+    w, mask = torch.ones(B, K, device=device), torch.ones(B, n, dtype=torch.bool, device=device)
+    runners: dict[str, Callable[[], object]] = {
+        "ours": lambda: ours.drm_lists(s, y, w, 1.0, mask),
+        "torch closed form": lambda: reference.drm_lists(s, y, w, 1.0, mask),
+        "torch autograd (published NeuralSort)": lambda: rivals.published_neuralsort(s, y, K, 1.0),
+    }
+    compiled = torch.compile(reference.drm_lists)
+    try:
+        compiled(s, y, w, 1.0, mask)
+        runners["torch.compile of the closed form"] = lambda: compiled(s, y, w, 1.0, mask)
+    except Exception as error:  # a missing C++ compiler, mostly
+        print(f"torch.compile left out: {str(error).splitlines()[0]}")
+    times = race(runners, seconds=10, least=3 if quick else 7)
+    flops = B * (8 * n * n + 40 * n * K)
+    return rows_of("drm", times, {"B": B, "n": n, "K": K}, flops, B * 4 * 3 * n)
+
+
+def step(quick: bool) -> list[Row]:
+    """One training step at rho = 3, d = 64; our sampling is counted, torch's is not."""
+    ours, device = backend()
+    B, n = BATCH, RHO + ETA
+    plan = make_plan(ITEMS, RHO, ETA, device)
+    U, V = factors(USERS, D, device, 1), factors(ITEMS, D, device, 2)
+    users, items = ours.sample_lists(plan, 1, 0, B)
+    runners: dict[str, Callable[[], object]] = {
+        "ours": rivals.backend_step(ours, plan, U, V, Objective(RHO), B),
+        "torch, dense gradients": rivals.torch_step(U, V, users, items, RHO, sparse=False),
+        "torch, sparse gradients": rivals.torch_step(U, V, users, items, RHO, sparse=True),
+    }
+    times = race(runners, seconds=10, least=3 if quick else 7)
+    r = len(items.unique()) / B
+    flops = B * (list_flops(n, D, RHO) + 2 * n * D + 8 * D * r)
+    return rows_of("step", times, {"B": B, "n": n, "d": D, "K": RHO}, flops, B * (8 * n * D + 16 * D * (r + 1)))
+
+
+def topk(quick: bool) -> list[Row]:
+    """The 50 best of 28.8K items for 15.5K users, seen items left out."""
+    ours, device = backend()
+    k, d = 50, D
+    plan = make_plan(ITEMS, RHO, ETA, device)
+    queries, V, seen = factors(USERS, d, device, 3), factors(ITEMS, d, device, 4), (plan.indptr, plan.indices)
+    runners: dict[str, Callable[[], object]] = {
+        "ours": lambda: ours.top_k(queries, V, k, "dot", seen),
+        "matrix product alone": rivals.matrix_product(queries, V),
+        "torch, blocks and topk": rivals.blocked_topk(queries, V, k, seen),
+    }
+    other = rivals.implicit_recommend(queries, V, k, seen) if device == "cpu" else None
+    if other is None:
+        print("implicit left out: not installed (pip install 'drm-triton[bench]')")
+    else:
+        runners["implicit, recommend"] = other
+    times = race(runners, seconds=15, least=3 if quick else 5)
+    return rows_of("topk", times, {"m": USERS, "N": ITEMS, "d": d, "K": k}, 2 * USERS * ITEMS * d, 0)
+
+
+def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, size: float) -> list[Row]:
+    """A row for each runner; `times_ours` is how many times our time it takes."""
+    return [
+        {"section": section, "name": name, **sizes, "seconds": t, "times_ours": t / times["ours"]}
+        | ({"gflops": flops / t / 1e9, "gbytes": size / t / 1e9} if name == "ours" else {})
+        for name, t in times.items()
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- scaling
+
+
+def scaling(quick: bool) -> list[Row]:
+    """Time per list of each operation over n, d, K, B, table size and threads; the others at their usual value."""
+    rows = []
+    grid: dict[str, list[int]] = {
+        "n": [16, 32, 48, 64, 80, 128, 256, 512, 1024],
+        "d": [16, 32, 64, 128, 256],
+        "K": [1, 3, 5, 10, 48],
+        "B": [1, 16, 256, 1024, 4096, 16384],
+        "items": [28_800, 1_000_000] if quick else [28_800, 1_000_000, 10_000_000],
+        "threads": [] if torch.cuda.is_available() else list(range(1, numba.get_num_threads() + 1)),
+    }
+    for axis, values in grid.items():
+        for value in values[::2] if quick else values:
+            usual = {"n": RHO + ETA, "d": D, "K": RHO, "B": BATCH, "items": ITEMS, "threads": numba.get_num_threads()}
+            sizes = usual | {axis: value}
+            times = operations(sizes, 0.3 if quick else 0.8)
+            rows += [
+                {
+                    "section": "scaling",
+                    "axis": axis,
+                    "name": name,
+                    **sizes,
+                    "seconds": t,
+                    "us_per_list": t / sizes["B"] * 1e6,
+                }
+                for name, t in times.items()
+            ]
+    return rows
+
+
+def operations(sizes: Row, seconds: float) -> dict[str, float]:
+    """Median time of each operation of a step at these sizes."""
+    ours, device = backend()
+    before = numba.get_num_threads()
+    numba.set_num_threads(sizes["threads"])
+    try:
+        B, n, N, d = sizes["B"], sizes["n"], sizes["items"], sizes["d"]
+        plan = make_plan(N, RHO, n - RHO, device)
+        U, V = factors(USERS, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
+        state = torch.ones_like(V)
+        users, items = ours.sample_lists(plan, 0, 0, B)
+        objective = Objective(RHO, k=sizes["K"])
+        x = ours.list_gradients(U, V, users, items, objective)
+        return race(
+            {
+                "sample": lambda: ours.sample_lists(plan, 0, 0, B),
+                "gradients": lambda: ours.list_gradients(U, V, users, items, objective),
+                "update": lambda: ours.update_rows(V, state, items.view(-1), x.g.view(-1), U, users, 0.01, "dot"),
+            },
+            seconds,
+        )
+    finally:
+        numba.set_num_threads(before)
+
+
+def compilation(quick: bool) -> list[Row]:
+    """Seconds from a fresh process to the end of a first training step and top-K: nothing cached, then all cached."""
+    program = (
+        "import time, torch; from drm_triton.bench import rivals, kernels as b; from drm_triton.kernels import cpu;"
+        "plan = b.make_plan(500, 3, 45, 'cpu'); U, V = torch.rand(15500, 64), torch.rand(500, 64); start = time.time();"
+        "rivals.backend_step(cpu, plan, U, V, b.Objective(3), 64)(); cpu.top_k(U[:64], V, 5, 'dot');"
+        "print(time.time() - start)"
+    )
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("cold", "cached"):
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                env={**os.environ, "NUMBA_CACHE_DIR": folder}, cwd=RESULTS.parents[1],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            rows.append({"section": "compilation", "name": name, "seconds": float(done.stdout)})
+    return rows
+
+
+SECTIONS = {"peaks": peaks, "drm": drm, "step": step, "topk": topk, "scaling": scaling, "compilation": compilation}
+
+
+# --------------------------------------------------------------------------------------------------------- report
+
+
+def show(rows: list[Row]) -> None:
+    """Print the rows, with shares of the peaks where these were measured."""
+    found = {row["name"]: row.get("gflops") or row.get("gbytes") for row in rows if row["section"] == "peaks"}
+    for row in rows:
+        sizes = " ".join(
+            f"{key}={row[key]}" for key in ("m", "N", "B", "n", "d", "K", "items", "threads") if key in row
+        )
+        line = f"{row['section']:12}{row['name']:40}{sizes:58}"
+        if "seconds" in row:
+            line += f"{row['seconds'] * 1e3:10.2f} ms"
+        if "times_ours" in row:
+            line += f"{row['times_ours']:8.1f} x"
+        for key, peak in (("gflops", "fma"), ("gbytes", "copy")):
+            if row.get(key):
+                line += f"{row[key]:8.1f} {'Gflop/s' if key == 'gflops' else 'GB/s'}"
+                if row["section"] != "peaks" and found.get(peak):
+                    line += f" ({row[key] / found[peak]:.0%} of peak)"
+        print(line)
+
+
+def plot(rows: list[Row], folder: Path) -> None:
+    """Time per list over n and over d, one line per operation: kernels_n.png, kernels_d.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    for axis in ("n", "d"):
+        chosen = [row for row in rows if row.get("axis") == axis]
+        if not chosen:
+            continue
+        figure, panel = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+        for name in ("sample", "gradients", "update"):
+            line = [(row[axis], row["us_per_list"]) for row in chosen if row["name"] == name]
+            panel.plot(*zip(*line, strict=True), marker="o", markersize=4, label=name)
+        panel.set(xscale="log", yscale="log", ylabel="microseconds per list")
+        panel.set_xlabel("n, items in a list (d = 64)" if axis == "n" else "d, factors (n = 48)")
+        panel.set_xticks([row[axis] for row in chosen if row["name"] == "sample"])
+        panel.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+        panel.legend(frameon=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / f"kernels_{axis}.png", dpi=150)
+        plt.close(figure)
+
+
+def run(only: list[str] | None = None, quick: bool = False, folder: Path = RESULTS) -> list[Row]:
+    """Run the sections, print and save the results."""
+    unknown = sorted(set(only or ()) - set(SECTIONS))
+    if unknown:
+        raise InputError(f"bench kernels: no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    rows: list[Row] = []
+    for name, section in SECTIONS.items():
+        if only is None or name in only:
+            rows += section(quick)
+    show(rows)
+    save("kernels", environment(), rows, folder)
+    plot(rows, folder)
+    print(f"written to {folder}/kernels.csv, .json and .png")
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=lambda text: text.split(","), help=f"some of: {', '.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    run(options.only, options.quick, options.out)

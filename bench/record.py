@@ -1,0 +1,102 @@
+"""Timing on a shared machine, and the record of what was measured where."""
+
+import csv
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+
+from drm_triton._version import __version__
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Row = dict[str, Any]
+
+
+def race(
+    runners: dict[str, Callable[[], object]], seconds: float = 2.0, least: int = 5, most: int = 200
+) -> dict[str, float]:
+    """Median time of each runner, one run of each in turn: what else the machine does hits all of them alike.
+
+    On a GPU `triton.testing.do_bench` takes the times, with its clearing of the cache.
+    """
+    if torch.cuda.is_available():
+        import triton.testing
+
+        return {name: triton.testing.do_bench(run, return_mode="median") / 1e3 for name, run in runners.items()}
+    for run in runners.values():  # compile, touch the memory
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    end = time.perf_counter() + seconds
+    for turn in range(most):
+        if turn >= least and time.perf_counter() > end:
+            break
+        for name, run in runners.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=Path(__file__).resolve().parent, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def environment() -> Row:
+    """Versions, machine, date and commit."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else ""),
+        "drm_triton": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numba": numba.__version__,
+        "processor": _processor(),
+        "threads": numba.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    with os.fdopen(handle, "w", newline="") as file:
+        file.write(text)
+    os.chmod(name, 0o644)
+    os.replace(name, path)
+
+
+def save(name: str, header: Row, rows: list[Row], folder: Path = RESULTS) -> None:
+    """Write name.json (header and rows) and name.csv (rows, each with the header's fields that tell runs apart)."""
+    import io
+
+    _replace(folder / f"{name}.json", json.dumps({"environment": header, "rows": rows}, indent=1) + "\n")
+    told = {key: header[key] for key in ("date", "commit", "processor", "threads")}
+    table = [{**row, **told} for row in rows]
+    columns = list(dict.fromkeys(key for row in table for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    _replace(folder / f"{name}.csv", text.getvalue())

@@ -1,0 +1,137 @@
+"""The same work as people do it today, written as well as we can: plain torch, and implicit where it is installed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from drm_triton.kernels.interface import ListPlan
+
+
+def published_neuralsort(s: Tensor, y: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor]:
+    """DRM loss and gradient by autograd through NeuralSort as its authors' code forms it.
+
+    The n x n matrix of differences times a matrix of ones, the whole n x n relaxed permutation, then its first k rows.
+    """
+    s = s.detach().requires_grad_()
+    n = s.shape[1]
+    column = s[:, :, None]
+    differences = (column - column.transpose(1, 2)).abs()
+    b = differences @ torch.ones(n, n, dtype=s.dtype)
+    scaling = n + 1 - 2 * torch.arange(1, n + 1, dtype=s.dtype)
+    P = ((column * scaling - b).transpose(1, 2) / tau).softmax(-1)
+    loss = (y - P[:, :k].sum(1)).square().sum(-1)
+    (gradient,) = torch.autograd.grad(loss.sum(), s)
+    return loss.detach(), gradient
+
+
+def list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
+    """Hinge + DRM (K = rho, tau = 1) of each list by torch operations, only the K rows needed."""
+    n = s.shape[1]
+    positive, negatives = s[:, :rho].min(1).values, s[:, rho:]
+    with torch.no_grad():
+        phi = torch.log1p(n_items / (n - rho) * (1 - positive[:, None] + negatives >= 0).sum(1))
+    hinge = phi * (1 - positive + negatives.max(1).values).clamp(min=0)
+    b = (s[:, :, None] - s[:, None, :]).abs().sum(2)
+    c = n + 1 - 2 * torch.arange(1, rho + 1, dtype=s.dtype, device=s.device)
+    Q = (c[:, None] * s[:, None, :] - b[:, None, :]).softmax(2).sum(1)
+    y = (torch.arange(n, device=s.device) < rho).to(s.dtype)
+    return hinge + (y - Q).square().sum(1)
+
+
+def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Callable[[], None]:
+    """One training step: embeddings, batched autograd, torch's Adagrad, projection."""
+    user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)
+    item_table = nn.Embedding.from_pretrained(V.clone(), freeze=False, sparse=sparse)
+    tables = ((user_table.weight, users.long()), (item_table.weight, items.long()))
+    optimizer = torch.optim.Adagrad([weight for weight, _ in tables], lr=0.05)
+    users, items = users.long(), items.long()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        s = torch.bmm(item_table(items), user_table(users)[:, :, None]).squeeze(2)
+        list_loss(s, len(V), rho).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for weight, rows in tables:
+                if sparse:
+                    touched = rows.unique()
+                    row = weight[touched]
+                    weight[touched] = row / row.norm(dim=1, keepdim=True).clamp(min=1)
+                else:
+                    weight /= weight.norm(dim=1, keepdim=True).clamp(min=1)
+
+    return step
+
+
+def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: Any, B: int) -> Callable[[], None]:
+    """One training step of ours, its sampling included; a new batch each time."""
+    U, V = U.clone(), V.clone()
+    user_state, item_state = torch.zeros_like(U), torch.zeros_like(V)
+    own, one = torch.arange(B, dtype=torch.int32, device=U.device), torch.ones(B, device=U.device)
+    batch = 0
+
+    def step() -> None:
+        nonlocal batch
+        start = batch * B % (plan.n_lists - B)
+        batch += 1
+        users, items = backend.sample_lists(plan, 0, start, start + B)
+        x = backend.list_gradients(U, V, users, items, objective)
+        old = U[users.long()]  # the items' gradient is taken at the users' rows as they were
+        backend.update_rows(U, user_state, users, one, x.user_grad, own, 0.05, "dot")
+        backend.update_rows(V, item_state, items.view(-1), x.g.view(-1), old, own, 0.05, objective.score)
+
+    return step
+
+
+def matrix_product(queries: Tensor, V: Tensor, block: int = 512) -> Callable[[], None]:
+    """Every score, in blocks of queries that are overwritten: the floor of any ranking by dense products."""
+    out = torch.empty(block, len(V), device=V.device)
+
+    def run() -> None:
+        for i in range(0, len(queries), block):
+            part = queries[i : i + block]
+            torch.mm(part, V.T, out=out[: len(part)])
+
+    return run
+
+
+def blocked_topk(
+    queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, Tensor], block: int = 512
+) -> Callable[[], None]:
+    """Matrix product, mask and torch.topk by blocks of queries."""
+    indptr, indices = seen[0], seen[1].long()
+
+    def run() -> None:
+        for i in range(0, len(queries), block):
+            s = queries[i : i + block] @ V.T
+            count = indptr[i : i + len(s) + 1].diff()
+            row = torch.repeat_interleave(torch.arange(len(s), device=s.device), count)
+            s[row, indices[indptr[i] : indptr[i + len(s)]]] = -torch.inf
+            s.topk(k, dim=1)
+
+    return run
+
+
+def implicit_recommend(queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, Tensor]) -> Callable[[], None] | None:
+    """The recommend of implicit on these factors, BLAS threads off as it advises; None if it is not installed."""
+    try:
+        from implicit.als import AlternatingLeastSquares
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return None
+    from scipy.sparse import csr_matrix
+
+    with threadpool_limits(1, "blas"):
+        model = AlternatingLeastSquares(factors=queries.shape[1])
+    model.user_factors, model.item_factors = queries.numpy(), V.numpy()
+    data = np.ones(len(seen[1]), np.float32)
+    seen_items = csr_matrix((data, seen[1].numpy(), seen[0].numpy()), shape=(len(queries), len(V)))
+
+    def run() -> None:
+        with threadpool_limits(1, "blas"):
+            model.recommend(np.arange(len(queries)), seen_items, N=k)
+
+    return run

@@ -1,0 +1,167 @@
+"""Relaxed top-K on the CPU against the float64 reference: any length, masks, graded relevance, both float types."""
+
+from typing import get_args
+
+import numba
+import pytest
+import torch
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.interface import Weight
+
+
+def case(seed: int, B: int, n: int, k: int, dtype: torch.dtype, weight: str = "uniform", ragged: bool = True):
+    """Scores, graded relevance, rank weights, mask and an upstream gradient; garbage where masked."""
+    g = torch.Generator().manual_seed(seed)
+    s, q = torch.randn(B, n, generator=g, dtype=dtype), torch.randn(B, n, generator=g, dtype=dtype)
+    y = torch.randint(0, 4, (B, n), generator=g).to(dtype)
+    mask = torch.rand(B, n, generator=g) < (0.7 if ragged else 1)
+    mask[:, 0] = True  # at least one entry
+    s[~mask], y[~mask], q[~mask] = float("nan"), float("inf"), float("nan")
+    w = reference.rank_weights(s.double(), y.double(), k, weight, mask).to(dtype)
+    return s, y, w, mask, q
+
+
+def assert_close(got: Tensor, want: Tensor, n: int, size: float, tau: float) -> None:
+    """A score's rounding is multiplied by up to 2 n / tau in the softmax."""
+    eps = torch.finfo(got.dtype).eps
+    bound = 4 * eps * (n**0.5 + 2 * n * size / tau) * max(want.abs().max().item(), 1)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=bound)
+
+
+def assert_agrees(s: Tensor, y: Tensor, w: Tensor, mask: Tensor, q: Tensor, tau: float) -> None:
+    before = [x.clone() for x in (s, y, w, mask, q)]
+    got = [
+        cpu.soft_topk_forward(s, w, tau, mask),
+        cpu.soft_topk_backward(s, w, tau, mask, q),
+        *cpu.drm_lists(s, y, w, tau, mask),
+    ]
+    for x, kept in zip((s, y, w, mask, q), before, strict=True):
+        torch.testing.assert_close(x, kept, rtol=0, atol=0, equal_nan=True)
+    s, y, w, q = (x.double() for x in (s, y, w, q))
+    want = [
+        reference.soft_topk_forward(s, w, tau, mask),
+        reference.soft_topk_backward(s, w, tau, mask, q),
+        *reference.drm_lists(s, y, w, tau, mask),
+    ]
+    size = s[mask].abs().max().item()
+    for x, reference_x in zip(got, want, strict=True):
+        assert_close(x, reference_x, s.shape[1], size, tau)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 15, 16, 17, 48, 63, 100, 192, 193, 256, 1000])
+def test_every_length(n, dtype):
+    for k in sorted({1, min(3, n), n if n < 300 else 20}):
+        assert_agrees(*case(n, 3, n, k, dtype), tau=0.7)
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+@pytest.mark.parametrize("tau", [0.1, 1.0, 10.0])
+def test_every_weight_and_temperature(weight, tau):
+    for dtype in (torch.float32, torch.float64):
+        assert_agrees(*case(1, 40, 24, 5, dtype, weight), tau=tau)
+
+
+def test_thousands_of_entries():
+    assert_agrees(*case(2, 2, 4096, 10, torch.float32), tau=1.0)
+
+
+@pytest.mark.parametrize("n", [20, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ties(n, dtype):
+    s, y, w, mask, q = case(3, 4, n, 5, dtype)
+    s = s.round().clamp(-2, 2)
+    s[0] = 0.25
+    assert_agrees(s, y, w, mask, q, tau=1.0)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-4, 1e4, 1e8])
+@pytest.mark.parametrize("n", [30, 300])
+def test_huge_and_tiny_scores(size, n):
+    # Against scores of 1 with the temperature divided likewise: the relaxation only sees s / tau.
+    s, y, w, mask, _ = case(4, 5, n, 4, torch.float32)
+    scaled = s * torch.tensor(2.0) ** round(torch.tensor(size).log2().item())
+    tau = 2.0 ** round(torch.tensor(size).log2().item())
+    for x, plain in zip(cpu.drm_lists(scaled, y, w, tau, mask), cpu.drm_lists(s, y, w, 1.0, mask), strict=True):
+        torch.testing.assert_close(x * (1 if x.ndim == 1 else tau), plain, rtol=0, atol=0)
+    loss, ds = cpu.drm_lists(s * size, y, w, 1.0, mask)  # flat or hard: never NaN
+    assert loss.isfinite().all()
+    assert ds.isfinite().all()
+
+
+def test_first_ranks_are_exact_in_long_float32_lists():
+    """The top of a long list is as exact as that of a short one: nothing of size n |s| cancels."""
+    s, _, w, mask, _ = case(5, 4, 2000, 3, torch.float32, ragged=False)
+    want = reference.soft_topk_forward(s.double(), w.double(), 1.0, mask)
+    assert (cpu.soft_topk_forward(s, w, 1.0, mask) - want).abs().max() < 2e-6
+    assert (reference.soft_topk_forward(s, w, 1.0, mask) - want).abs().max() > 2e-5
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("n", [10, 400])
+def test_a_bad_score_shows(bad, n):
+    s, y, w, mask, q = case(6, 3, n, 2, torch.float32)
+    s[1, 0] = bad
+    results = [cpu.soft_topk_forward(s, w, 1.0, mask), cpu.soft_topk_backward(s, w, 1.0, mask, q)]
+    loss, ds = cpu.drm_lists(s, y, w, 1.0, mask)
+    assert loss[1].isnan()
+    assert loss[[0, 2]].isfinite().all()
+    for x in (*results, ds):
+        assert x[1][mask[1]].isnan().all()
+        assert x[[0, 2]].isfinite().all()
+
+
+def test_nothing_and_empty_lists():
+    s, y, w, mask, _ = case(7, 3, 5, 2, torch.float32)
+    assert cpu.drm_lists(s[:0], y[:0], w[:0], 1.0, mask[:0])[1].shape == (0, 5)
+    loss, ds = cpu.drm_lists(s, y, 0 * w, 1.0, torch.zeros_like(mask))
+    assert not loss.any()
+    assert not ds.any()
+
+
+def test_threads_give_the_same_bits():
+    arguments = case(8, 500, 70, 4, torch.float32)
+    before, results = numba.get_num_threads(), []
+    for count in (1, min(2, numba.config.NUMBA_NUM_THREADS)):
+        numba.set_num_threads(count)
+        results.append(cpu.drm_lists(*arguments[:3], 1.0, arguments[3]))
+    numba.set_num_threads(before)
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+def test_exponential():
+    from drm_triton.kernels.cpu.jit import inline
+    from drm_triton.kernels.cpu.softsort import exp
+
+    @inline
+    def apply(x):
+        for j in range(x.size):
+            x[j] = exp(x[j])
+
+    x = -torch.logspace(-8, 1.93, 100_000)
+    want = x.double().exp()
+    apply(x.numpy())
+    assert ((x - want).abs() / want).max() < 2 * 2.0**-23
+    x = torch.tensor([0.0, -87.5, -1000.0, -float("inf")])
+    apply(x.numpy())
+    assert x.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a | {"tau": 0.0}, "drm_lists: tau must be positive and finite, got 0.0"),
+        (lambda a: a | {"s": a["s"].half()}, "drm_lists: s must be float32 or float64, got float16"),
+        (lambda a: a | {"y": a["y"].double()}, "drm_lists: y must be float32, got float64"),
+        (lambda a: a | {"mask": a["mask"].int()}, "drm_lists: mask must be bool, got int32"),
+        (lambda a: a | {"mask": a["mask"][:, :4]}, r"drm_lists: mask must have shape \[3, 5\], got \[3, 4\]"),
+        (lambda a: a | {"w": torch.ones(3, 6)}, "drm_lists: k must be at most n, got 6 rank weights for lists of 5"),
+    ],
+)
+def test_bad_arguments(change, message):
+    s, y, w, mask, _ = case(9, 3, 5, 2, torch.float32)
+    with pytest.raises(InputError, match=message):
+        cpu.drm_lists(**change({"s": s, "y": y, "w": w, "tau": 1.0, "mask": mask}))

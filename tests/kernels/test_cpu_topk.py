@@ -1,0 +1,156 @@
+"""Top-K on the CPU against the reference, and the threads and the cache under all of it."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numba
+import pytest
+import torch
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels import cpu, reference
+
+ROOT = Path(__file__).parents[2]
+
+
+def case(seed: int, m: int, N: int, d: int, most_seen: int = 20) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Small integers: scores are exact in float32, and ties abound."""
+    g = torch.Generator().manual_seed(seed)
+    queries, V = torch.randint(-3, 4, (m, d), generator=g).float(), torch.randint(-3, 4, (N, d), generator=g).float()
+    degree = torch.randint(0, min(N, most_seen) + 1, (m,), generator=g)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    rows = [torch.randperm(N, generator=g)[:size].sort().values.int() for size in degree.tolist()]
+    return queries, V, (indptr, torch.cat([*rows, torch.zeros(0, dtype=torch.int32)]))
+
+
+@pytest.mark.parametrize("score", ["dot", "l2"])
+@pytest.mark.parametrize(
+    ("m", "N", "d", "k"),
+    [
+        (0, 5, 3, 2),
+        (1, 1, 1, 1),
+        (5, 7, 3, 2),
+        (70, 48, 5, 48),
+        (70, 97, 5, 100),
+        (9, 200, 1, 199),
+        (130, 1000, 16, 50),
+        (3, 5000, 64, 1000),
+        (64, 3000, 50, 20),
+    ],
+)
+def test_top_k_is_that_of_the_reference(m, N, d, k, score):
+    queries, V, seen = case(m + N, m, N, d)
+    for mask in (None, seen):
+        items, scores = cpu.top_k(queries, V, k, score, mask)
+        want_items, want_scores = reference.top_k(queries, V, k, score, mask)
+        assert torch.equal(items, want_items)
+        assert torch.equal(scores, want_scores)
+
+
+def test_everything_seen():
+    queries, V, _ = case(1, 3, 10, 4)
+    indptr, indices = torch.tensor([0, 10, 19, 19]), torch.cat([torch.arange(10), torch.arange(1, 10)]).int()
+    items, scores = cpu.top_k(queries, V, 3, "dot", (indptr, indices))
+    assert items[:2].tolist() == [[-1, -1, -1], [0, -1, -1]]
+    assert scores[0].tolist() == [-float("inf")] * 3
+
+
+def test_a_slice_of_a_larger_mask_serves():
+    queries, V, (indptr, indices) = case(2, 40, 100, 8)
+    whole = cpu.top_k(queries, V, 7, "dot", (indptr, indices))
+    part = cpu.top_k(queries[10:30], V, 7, "dot", (indptr[10:31], indices))
+    assert torch.equal(part[0], whole[0][10:30])
+
+
+def test_negative_zero_ties_with_zero():
+    items, _ = cpu.top_k(torch.tensor([[-1.0]]), torch.tensor([[0.0], [-0.0], [0.0]]), 3, "dot")
+    assert items.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("score", ["dot", "l2"])
+def test_real_valued_scores(score):
+    """Rounding may swap near ties, so the scores are compared, and the items looked up by theirs."""
+    g = torch.Generator().manual_seed(3)
+    queries, V = torch.randn(50, 64, generator=g) / 8, torch.randn(2000, 64, generator=g) / 8
+    items, scores = cpu.top_k(queries, V, 50, score)
+    want = reference.top_k(queries.double(), V.double(), 50, score)[1]
+    torch.testing.assert_close(scores.double(), want, rtol=0, atol=1e-6)
+    everything = reference.top_k(queries.double(), V.double(), 2000, score)
+    exact = torch.empty(50, 2000, dtype=torch.float64).scatter_(1, everything[0].long(), everything[1])
+    torch.testing.assert_close(exact.gather(1, items.long()), want, rtol=0, atol=1e-6)
+    assert (scores.diff(dim=1) <= 0).all()
+
+
+def test_threads_give_the_same_bits():
+    g = torch.Generator().manual_seed(4)
+    queries, V = torch.randn(300, 64, generator=g), torch.randn(1000, 64, generator=g)
+    before, results = numba.get_num_threads(), []
+    for count in (1, min(2, numba.config.NUMBA_NUM_THREADS)):
+        numba.set_num_threads(count)
+        results.append(cpu.top_k(queries, V, 10, "l2"))
+    numba.set_num_threads(before)
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a | {"k": 0}, "top_k: k must be at least 1, got 0"),
+        (lambda a: a | {"score": "cosine"}, "top_k: score must be one of dot, l2"),
+        (lambda a: a | {"V": a["V"][:, :2]}, r"top_k: V must have shape \[any, 4\], got \[10, 2\]"),
+        (lambda a: a | {"V": a["V"] / 0}, r"top_k: V holds values that are not finite"),
+        (lambda a: a | {"queries": a["queries"] * float("nan")}, r"top_k: queries holds values that are not finite"),
+        (lambda a: a | {"seen": (a["seen"][0], a["seen"][1] + 10)}, r"top_k: seen items must be in \[0, 10\)"),
+        (lambda a: a | {"seen": (a["seen"][0] + 99, a["seen"][1])}, "top_k: the indptr of seen must ascend"),
+    ],
+)
+def test_bad_arguments(change, message):
+    queries, V, seen = case(5, 3, 10, 4)
+    with pytest.raises(InputError, match=message):
+        cpu.top_k(**change({"queries": queries, "V": V, "k": 2, "score": "dot", "seen": seen}))
+
+
+def test_python_threads_may_call_at_once():
+    queries, V, _ = case(6, 500, 500, 8)
+    want, results = cpu.top_k(queries, V, 5, "dot")[0], []
+    workers = [threading.Thread(target=lambda: results.append(cpu.top_k(queries, V, 5, "dot")[0])) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert len(results) == 4
+    assert all(torch.equal(result, want) for result in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_can_compute():
+    program = """
+import os, torch
+from drm_triton.kernels import cpu
+queries, V = torch.ones(500, 4), torch.ones(50, 4)
+cpu.top_k(queries, V, 5, "dot")
+child = os.fork()
+if child == 0:
+    os._exit(0 if cpu.top_k(queries, V, 5, "dot")[0][0].tolist() == [0, 1, 2, 3, 4] else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+def test_without_a_writable_cache(tmp_path):
+    """Nowhere to keep compiled code: it is compiled again, and nothing else changes."""
+    program = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+import torch
+from drm_triton.kernels import cpu
+print(cpu.top_k(torch.ones(1, 2), torch.ones(3, 2), 2, "dot")[0].tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[[0, 1]]"
