@@ -39,11 +39,12 @@ SETS = {
     "epinion": "epinion --raw {}/epinions/epinions_rating_with_timestamp.mat",
 }
 
-FACTORS, EPOCHS = [32, 64, 128], [5, 10, 20, 30]
-DRM = {"factors": FACTORS, "lr": [0.03, 0.05, 0.1], "epochs": EPOCHS}
-DRM_LOSS = {"tau": [0.3, 0.5, 1.0, 3.0], "lambda": [3.0, 5.0, 10.0, 30.0]}
-HINGE = {"objective": ["hinge"], "rho": [1, 2, 3], "eta": [10, 20, 45]}
-SPACES: dict[str, dict[str, list[Any]]] = {
+Space = dict[str, list[Any]]
+FACTORS = [32, 64, 128]
+DRM: Space = {"factors": FACTORS, "lr": [0.03, 0.05, 0.1], "margin": [0.5, 1.0], "epochs": [5, 10, 20, 30]}
+DRM_LOSS: Space = {"tau": [0.3, 0.5, 1.0], "lambda": [3.0, 10.0, 30.0, 100.0]}
+HINGE: Space = {"objective": ["hinge"], "rho": [1, 2, 3], "eta": [10, 20, 45]}
+SPACES: dict[str, Space] = {
     "DRM dot": {"score": ["dot"], **DRM, **DRM_LOSS},
     "DRM L2": {"score": ["l2"], **DRM, **DRM_LOSS},
     "hinge dot": {"score": ["dot"], **DRM, **HINGE},
@@ -88,13 +89,14 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
     from drm_triton.bench import peers
     from drm_triton.evaluate import evaluate, factor_ranker
     from drm_triton.kernels import get_backend
+    from drm_triton.kernels.interface import Score
 
     torch.set_num_threads(1)
     data = Dataset.load(task["data"])
     on, options, seed = task["on"], dict(task["options"]), task["seed"]
     seen = data.train if on == "valid" else data.train.union(data.valid)
     began = time.perf_counter()
-    score = "dot"
+    score: Score = "dot"
     if task["model"].startswith(("DRM", "hinge")):
         fit_on = "train" if on == "valid" else "train+valid"
         config = TrainConfig.from_mapping({**options, "seed": seed, "fit_on": fit_on, "eval_every": 0, "threads": 1})

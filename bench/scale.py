@@ -40,7 +40,7 @@ def measure(path: str, epochs: int, factors: int) -> None:
     model = DRM(factors=factors, epochs=epochs, eval_every=0)
     records: list[dict] = []
     began = time.perf_counter()
-    model.fit(data, [lambda end: records.append(end.record) and None])
+    model.fit(data, [lambda end: records.append(end.record)])
     fitted = time.perf_counter() - began
     began = time.perf_counter()
     means = model.evaluate(data.valid).means

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numba
 import numpy as np
 import polars as pl
 import torch
@@ -104,7 +103,9 @@ class DRM:
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
             if ops.__name__.endswith(".cpu"):
-                numba.set_num_threads(min(self.config.threads, numba.config.NUMBA_NUM_THREADS))
+                from drm_triton.kernels.cpu.threads import set_threads
+
+                set_threads(self.config.threads)
         on_gpu = ops.__name__.endswith(".gpu") and torch.cuda.is_available()
         return ops, torch.device("cuda" if on_gpu else "cpu")
 

@@ -25,6 +25,11 @@ if hasattr(os, "register_at_fork"):  # a forked child has the pool object, but n
     os.register_at_fork(after_in_child=_forget_pool)
 
 
+def set_threads(threads: int) -> None:
+    """Use so many threads, or as many as there are."""
+    numba.set_num_threads(min(threads, int(numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
+
+
 def n_threads() -> int:
     """Threads in use."""
     return int(numba.get_num_threads())
