@@ -50,7 +50,7 @@ def ours(train: CSR, config: TrainConfig) -> Callable[[], int]:
     def run() -> int:
         for start in range(0, min(LISTS, plan.n_lists), config.batch_size):
             users, items = ops.sample_lists(plan, 0, start, min(start + config.batch_size, plan.n_lists))
-            one_step(state, users, items, config, objective, ops)
+            one_step(state, users, items, config, objective, ops, config.lr)
         return min(LISTS, plan.n_lists) * config.rho
 
     return run

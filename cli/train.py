@@ -53,6 +53,7 @@ def train(
     cov_every: Annotated[int | None, option("Steps between covariance gradients.", LOSS)] = None,
     cov_form: Annotated[str | None, option("decorrelate, or printed as in the paper.", LOSS)] = None,
     lr: Annotated[float | None, option("Learning rate [paper: 1e-4 to .1].", TRAINING)] = None,
+    schedule: Annotated[str | None, option("Of the learning rate: linear (to 0) or constant.", TRAINING)] = None,
     batch_size: Annotated[int | None, option("Lists in a step; 1 is the paper's algorithm.", TRAINING)] = None,
     epochs: Annotated[int | None, option("Passes over the interactions.", TRAINING)] = None,
     seed: Annotated[int | None, option("Same seed, same model, to the bit.", TRAINING)] = None,
@@ -71,7 +72,7 @@ def train(
 
       drm-triton train -d data/ratings --score l2 --factors 128 --run runs/l2
 
-      drm-triton train --resume runs/l2 --epochs 60
+      drm-triton train --resume runs/l2
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
@@ -120,6 +121,8 @@ def _resolved(
         if changed:
             raise InputError(f"--resume cannot change {', '.join(changed)}; only {', '.join(sorted(RESUMABLE))}")
         settings = TrainConfig.from_toml(existing(resume) / "config.toml", options)
+        if settings.schedule == "linear" and "epochs" in options:
+            raise InputError("--resume cannot change epochs: the linear schedule of the learning rate ends with them")
         return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")

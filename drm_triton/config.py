@@ -20,6 +20,7 @@ else:
 ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm"]
 FitOn = Literal["train", "train+valid", "all"]
 Init = Literal["spectral", "normal"]
+Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
 
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
@@ -52,6 +53,7 @@ class TrainConfig:
     weight: Literal["uniform", "precision", "recall", "ndcg", "ap"] = "uniform"
     margin: float = 1.0
     lr: float = 0.1  # 1e-4 .. .1
+    schedule: Schedule = "linear"  # of lr: down to 0 over the epochs, or constant as in the paper
     cov: float = 0.0  # l2 only: .1, .5, 1, 3, 5, 10
     cov_every: int = 10  # steps between covariance gradients, each weighted by this number
     cov_form: CovForm = "decorrelate"

@@ -120,7 +120,7 @@ def train(
         while state.position < plan.n_lists:
             stop = min(state.position + config.batch_size, plan.n_lists)
             users, items = ops.sample_lists(plan, state.epoch, state.position, stop)
-            one_step(state, users, items, config, objective, ops)
+            one_step(state, users, items, config, objective, ops, learning_rate(state, config, plan.n_lists))
             state.position = stop
             state.seconds = time.perf_counter() - began
             if on_batch is not None and on_batch(state, plan.n_lists):
@@ -132,8 +132,21 @@ def train(
     return state
 
 
+def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
+    """The rate of the step that comes next."""
+    if config.schedule == "constant":
+        return config.lr
+    return config.lr * (1 - (state.epoch + state.position / n_lists) / config.epochs)
+
+
 def one_step(
-    state: State, users: Tensor, items: Tensor, config: TrainConfig, objective: Objective, ops: ModuleType
+    state: State,
+    users: Tensor,
+    items: Tensor,
+    config: TrainConfig,
+    objective: Objective,
+    ops: ModuleType,
+    lr: float,
 ) -> None:
     """One batch of lists: all gradients at the factors as they stand, then one Adagrad step for each row touched."""
     U, V = state.U, state.V
@@ -150,9 +163,9 @@ def one_step(
     if config.cov > 0 and state.step % config.cov_every == 0:
         user_entries, item_entries = with_covariance(state, config, user_entries, item_entries)
     rows, coef, X, source = item_entries
-    ops.update_rows(V, state.V_state, rows, coef, X, source, config.lr, config.score)
+    ops.update_rows(V, state.V_state, rows, coef, X, source, lr, config.score)
     rows, coef, X, source = user_entries
-    ops.update_rows(U, state.U_state, rows, coef, X, source, config.lr, "dot")
+    ops.update_rows(U, state.U_state, rows, coef, X, source, lr, "dot")
     state.step += 1
     for name, value in zip(PARTS, parts, strict=True):
         state.sums[name] += value

@@ -13,7 +13,7 @@ from drm_triton.data.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.evaluate import evaluate, popularity_ranker
 from drm_triton.kernels import get_backend
-from drm_triton.trainer import initial_state, interactions_to_fit, objective_of, one_step, train
+from drm_triton.trainer import initial_state, interactions_to_fit, learning_rate, objective_of, one_step, train
 
 
 def checkerboard(n: int) -> Dataset:
@@ -154,7 +154,7 @@ def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) 
     (hinge + config.lam * drm).sum().backward()
     for table in (U, V):
         torch.optim.Adagrad([table], lr=config.lr).step()
-    one_step(state, users, items, config, objective_of(config), ops)
+    one_step(state, users, items, config, objective_of(config), ops, config.lr)
     for ours, theirs in ((state.U, U), (state.V, V)):
         expected = theirs.detach() / theirs.detach().norm(dim=1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(ours.double(), expected, atol=2e-5, rtol=0)
@@ -183,3 +183,12 @@ def test_without_a_run_the_best_epoch_is_kept(data: Dataset) -> None:
     )
     best = max(seen, key=lambda pair: pair[0])[1]
     assert torch.equal(model.user_factors, best)
+
+
+def test_the_schedule_falls_to_zero_over_the_epochs(data: Dataset) -> None:
+    config = TrainConfig(factors=4, epochs=4, lr=0.2)
+    state = initial_state(config, data.train, torch.device("cpu"))
+    assert learning_rate(state, config, 100) == 0.2
+    state.epoch, state.position = 3, 50
+    assert learning_rate(state, config, 100) == pytest.approx(0.2 / 8)
+    assert learning_rate(state, TrainConfig(lr=0.2, schedule="constant"), 100) == 0.2

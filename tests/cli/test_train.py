@@ -98,7 +98,16 @@ def test_resume_changes_only_what_may_change(stored: Path, run: Path) -> None:
     code, _, errors = call("train", "--resume", run, "--factors", 16)
     assert code == 2
     assert "--resume cannot change factors" in errors
-    code, out, errors = call("train", "--resume", run, "--epochs", 3, "--json")
+    code, _, errors = call("train", "--resume", run, "--epochs", 3)
+    assert code == 2
+    assert "the linear schedule of the learning rate ends with them" in errors
+
+
+def test_resume_adds_epochs_at_a_constant_rate(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    options = ["--factors", 4, "--schedule", "constant"]
+    assert call("train", "-d", stored, "--run", path, "--epochs", 2, *options)[0] == 0
+    code, out, errors = call("train", "--resume", path, "--epochs", 3, "--json")
     assert code == 0, errors
     assert json.loads(out)["epochs"] == 3
 
