@@ -61,11 +61,16 @@ def user_gradient(u, V, items, g, l2, du):
 def hinge_loss(s, rho, margin, n_items, g):
     """Return the hinge loss and add its gradient to g."""
     n = s.size
-    i, j = 0, rho
+    lowest, highest = s[0], s[rho]
     for t in range(1, rho):
-        i = t if s[t] < s[i] else i
+        lowest = min(lowest, s[t])
     for t in range(rho + 1, n):
-        j = t if s[t] > s[j] else j
+        highest = max(highest, s[t])
+    i, j = 0, rho  # the first of each
+    while s[i] != lowest:
+        i += 1
+    while s[j] != highest:
+        j += 1
     gap = margin - s[i] + s[j]
     if not gap > 0:
         return f32(0)
