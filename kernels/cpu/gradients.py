@@ -105,7 +105,7 @@ def gradients_of_lists(
 ):  # fmt: skip
     """Everything in `ListGradients`, for lists start .. stop - 1."""
     n = items.shape[1]
-    scratch = np.empty((6, n), np.float32)
+    scratch, order = np.empty((6, n), np.float32), np.empty(n, np.int64)
     R, P, G, q, ds, hits = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4], scratch[5]
     w = weights.copy()
     for b in range(start, stop):
@@ -119,12 +119,12 @@ def gradients_of_lists(
         if drm_on and finite:
             if ap:
                 average_precision_weights(s, rho, hits, w)
-            relaxed_topk(s, R, w, tau, P, q)
+            relaxed_topk(s, R, order, w, tau, P, q)
             for j in range(n):
                 r = f32(j < rho) - q[j]
                 drm_b += r * r
                 q[j] = f32(-2) * lam * r
-            relaxed_topk_gradient(s, R, w, tau, q, P, G, ds)
+            relaxed_topk_gradient(s, R, order, w, tau, q, P, G, ds)
             for j in range(n):
                 gb[j] += ds[j]
         if mse_on and finite:
