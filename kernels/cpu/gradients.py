@@ -61,11 +61,16 @@ def user_gradient(u, V, items, g, l2, du):
 def hinge_loss(s, rho, margin, n_items, g):
     """Return the hinge loss and add its gradient to g."""
     n = s.size
-    i, j = 0, rho
+    lowest, highest = s[0], s[rho]
     for t in range(1, rho):
-        i = t if s[t] < s[i] else i
+        lowest = min(lowest, s[t])
     for t in range(rho + 1, n):
-        j = t if s[t] > s[j] else j
+        highest = max(highest, s[t])
+    i, j = 0, rho  # the first of each
+    while s[i] != lowest:
+        i += 1
+    while s[j] != highest:
+        j += 1
     gap = margin - s[i] + s[j]
     if not gap > 0:
         return f32(0)
@@ -100,7 +105,7 @@ def gradients_of_lists(
 ):  # fmt: skip
     """Everything in `ListGradients`, for lists start .. stop - 1."""
     n = items.shape[1]
-    scratch = np.empty((6, n), np.float32)
+    scratch, order = np.empty((6, n), np.float32), np.empty(n, np.int64)
     R, P, G, q, ds, hits = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4], scratch[5]
     w = weights.copy()
     for b in range(start, stop):
@@ -114,12 +119,12 @@ def gradients_of_lists(
         if drm_on and finite:
             if ap:
                 average_precision_weights(s, rho, hits, w)
-            relaxed_topk(s, R, w, tau, P, q)
+            relaxed_topk(s, R, order, w, tau, P, q)
             for j in range(n):
                 r = f32(j < rho) - q[j]
                 drm_b += r * r
                 q[j] = f32(-2) * lam * r
-            relaxed_topk_gradient(s, R, w, tau, q, P, G, ds)
+            relaxed_topk_gradient(s, R, order, w, tau, q, P, G, ds)
             for j in range(n):
                 gb[j] += ds[j]
         if mse_on and finite:

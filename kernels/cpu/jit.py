@@ -6,8 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
 from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
 
 # reassoc and contract allow vector sums and fused multiply-add; NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
@@ -39,3 +43,27 @@ def kernel(function: Callable) -> Any:
     with suppress(RuntimeError):  # no place beside this file nor in the user's cache folder: compiled in each process
         dispatcher._cache = _Cache(function)
     return dispatcher
+
+
+@intrinsic
+def prefetch(context, table, offset):
+    """Ask for the cache line of element `offset` of a C-contiguous array, to be read soon."""
+
+    def build(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        i32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [address, i32(0), i32(3), i32(1)])  # a read, into every level, of data
+        return context.get_dummy_value()
+
+    return types.none(table, types.int64), build
+
+
+@inline
+def prefetch_row(table, row):
+    """Ask for all cache lines of a row of a float32 table."""
+    d = table.shape[1]
+    for column in range(0, d, 16):
+        prefetch(table, np.int64(row) * d + column)

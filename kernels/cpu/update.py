@@ -17,12 +17,13 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, check_index, view
-from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.interface import ADAGRAD_EPS, Score, check_choice
 
 f32 = np.float32
 EPS = f32(ADAGRAD_EPS)
 MAX_BUCKET_BITS = 11  # one write stream per bucket: more of them than the second-level TLB holds would crawl
+AHEAD = 8  # entries: a row is asked for this long before its turn, which hides the latency of a large table
 ENTRY = np.int64(0xFFFFFFFF)
 
 
@@ -116,6 +117,10 @@ def update_buckets(start, stop, bounds, bits, keys, spare, table, state, coef, X
             last = first + 1
             while last < ordered.size and ordered[last] >> 32 == index:
                 last += 1
+            for e in range(first + AHEAD, min(last + AHEAD, ordered.size)):
+                if ordered[e] >> 32 != ordered[e - 1] >> 32:
+                    prefetch_row(table, ordered[e] >> 32)
+                    prefetch_row(state, ordered[e] >> 32)
             row = table[index]
             total = sum_entries(ordered[first:last], coef, X, source, group, grad)
             if l2:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.interface import ListPlan, Objective, Weight
 
 EPS = 2.0**-23
@@ -162,7 +163,7 @@ def test_each_part_can_be_switched(parts):
 
 
 @pytest.mark.parametrize("weight", get_args(Weight))
-@pytest.mark.parametrize("n", [12, 300])
+@pytest.mark.parametrize("n", [12, PAIRWISE_MAX + 60])
 def test_gradients_with_ties(weight, n):
     # Integer factors make exact ties, among the positives, the negatives and across.
     g = torch.Generator().manual_seed(6)
@@ -188,7 +189,7 @@ def test_arguments_need_not_be_contiguous():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("n", [8, 300])
+@pytest.mark.parametrize("n", [8, PAIRWISE_MAX + 60])
 def test_a_bad_score_shows_in_the_loss(bad, n):
     U, V, users, items = case(9, 3, n, 4)
     V[items[1, n // 2].long(), 2] = bad
@@ -337,10 +338,10 @@ def test_tables_beyond_int32_offsets():
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
 def test_fifty_steps(score, n_threads):
-    """Sample, gradients, update, fifty times over: within 1e-5 of a float64 run of the reference.
+    """Sample, gradients, update, fifty times over: as near to a float64 run as the reference is in float32.
 
-    Adagrad's state begins at 1: at 0 the first step is lr times the gradient's sign, even where the gradient is
-    rounding noise.
+    The factors then differ by 2e-7 under dot and by 1e-5 under l2. Adagrad's state begins at 1: at 0 the first step
+    is lr times the gradient's sign, even where the gradient is rounding noise.
     """
     indptr, indices = interactions(12, 40, 60)
     plan = ListPlan(indptr, indices, 60, 3, 12, seed=4)
@@ -348,7 +349,7 @@ def test_fifty_steps(score, n_threads):
     g = torch.Generator().manual_seed(1)
     U, V = torch.randn(40, 16, generator=g) / 4, torch.randn(60, 16, generator=g) / 4
     runs = []
-    for backend, dtype in ((cpu, torch.float32), (reference, torch.float64)):
+    for backend, dtype in ((cpu, torch.float32), (reference, torch.float32), (reference, torch.float64)):
         users_table, items_table = U.to(dtype, copy=True), V.to(dtype, copy=True)
         users_state, items_state = torch.ones_like(users_table), torch.ones_like(items_table)
         B, losses = 8, []
@@ -362,6 +363,7 @@ def test_fifty_steps(score, n_threads):
             backend.update_rows(items_table, items_state, items.flatten(), x.g.flatten(), old, users, 0.1, score)
             losses.append(x.loss.sum())
         runs.append((users_table.double(), items_table.double(), torch.stack(losses).double()))
-    for got, want in zip(*runs, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for got, rounded, want in zip(*runs, strict=True):
+        assert (got - want).abs().max() <= 4 * (rounded - want).abs().max()
+    assert max((x - y).abs().max().item() for x, y in zip(runs[0][:2], runs[2][:2], strict=True)) < 5e-5
     assert runs[0][2][-10:].mean() < runs[0][2][:10].mean()
