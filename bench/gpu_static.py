@@ -198,13 +198,13 @@ def cases(quick: bool = False) -> Iterator[Case]:
     from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
 
     for name in ("proportional",) if quick else ("proportional", "uniform"):
-        blocks = {**sampling.BLOCKS, "PROPORTIONAL": name == "proportional"}
+        blocks: dict[str, Any] = {**sampling.BLOCKS, "PROPORTIONAL": name == "proportional"}
         yield Case("sample", sampling._sample_kernel, blocks, labels={"variant": name})
 
     for score in SCORES:
         L2 = {"L2": score == "l2"}
         for d in (64,) if quick else FACTORS:
-            labels = {"d": d, "score": score}
+            labels: dict[str, Any] = {"d": d, "score": score}
             for rho in (5,) if quick else RHOS:
                 yield gradients_case(rho, d, score)
             yield Case("update", update._update_kernel, {**update.block_sizes(d), **L2}, ("d",), labels)
@@ -224,17 +224,17 @@ def cases(quick: bool = False) -> Iterator[Case]:
     for dtype in ("fp32",) if quick else ("fp32", "fp64"):
         for mode in ("drm",) if quick else ("forward", "backward", "drm"):
             for n in (128,) if quick else (48, 128):
-                labels = {"n": n, "variant": f"{mode} {dtype}"}
+                variant = {"n": n, "variant": f"{mode} {dtype}"}
                 blocks = {**softsort.block_sizes(n, 5), "MODE": mode}
-                yield Case("soft top-k", softsort._lists_kernel, blocks, ("n",), labels, dtype)
+                yield Case("soft top-k", softsort._lists_kernel, blocks, ("n",), variant, dtype)
         for backward in (True,) if quick else (False, True):
-            labels = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
+            variant = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
             for kernel, blocks in (
                 (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "SIGN": backward}),
                 (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS, "DOT": backward}),
                 (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS, "GRADIENT": backward}),
             ):
-                yield Case("long soft top-k", kernel, blocks, labels=labels, dtype=dtype)
+                yield Case("long soft top-k", kernel, blocks, labels=variant, dtype=dtype)
 
 
 def gradients_case(
@@ -252,11 +252,16 @@ def gradients_case(
 
 
 def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
-    """Bytes, operations and the least time of a million lists of the training step: an estimate, not a measurement.
+    """Bytes, operations and the least time of a million lists, or of one top-k run: an estimate, not a measurement.
 
     `issue` is the time to issue the instructions of the gradient kernel at one per cycle on each of 4 schedulers, which
     the roofline of bytes and operations leaves out; the body of a loop is counted once, so it too is a floor.
     """
+    if case.operation == "top-k":  # the whole of SketchFab: 15.5K queries, 28.8K items
+        d = case.labels["d"]
+        share = 15_500 / case.constants["BLOCK_M"]
+        flops_s, bytes_s = 2 * d * 15_500 * 28_800 / gpu.flops, share * 4 * d * 28_800 / gpu.bandwidth
+        return {"bytes_s": round(bytes_s, 6), "flops_s": round(flops_s, 6)}
     if case.operation != "gradients" or not case.constants["DRM"]:
         return {}
     n, d, rho = case.labels["n"], case.labels["d"], case.labels["n"] // 16
@@ -274,11 +279,11 @@ def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
     return {**counted, **{key: round(value, 6) for key, value in seconds.items()}}
 
 
-def survey(quick: bool = False, gpus: list[Gpu] | None = None) -> list[dict[str, Any]]:
+def survey(quick: bool = False) -> list[dict[str, Any]]:
     """Compile all cases for all GPUs: one flat row each."""
     rows = []
     for case in cases(quick):
-        for gpu in gpus or GPUS:
+        for gpu in GPUS:
             code = compile_case(case, gpu)
             row = {
                 "operation": case.operation,
@@ -289,7 +294,7 @@ def survey(quick: bool = False, gpus: list[Gpu] | None = None) -> list[dict[str,
                 "num_warps": case.constants["num_warps"],
                 **{key: value for key, value in asdict(code).items() if key not in ("mix", "ttir")},
                 "fits": code.spilled == 0 and code.shared <= gpu.shared_block,
-                **{f"sass_{key}": code.mix.get(key, 0) for key in (*NVIDIA_GROUPS, "other")},
+                **{f"code_{key}": code.mix.get(key, 0) for key in (*NVIDIA_GROUPS, "other")},
                 **estimate(case, code, gpu),
             }
             rows.append(row)
@@ -324,6 +329,11 @@ def main(arguments: list[str] | None = None) -> int:
                 f"memory {row['bytes_s'] * 1e3:6.1f} ms, arithmetic {row['flops_s'] * 1e3:6.1f} ms, "
                 f"issue {row['issue_s'] * 1e3:6.1f} ms: bound by {bound[:-2]}; "
                 f"memory of the whole step {row['step_bytes_s'] * 1e3:6.1f} ms"
+            )
+        elif row["operation"] == "top-k" and row["score"] == "dot":
+            print(
+                f"{row['gpu']:14} top-k d={row['d']:4} of 15.5K queries over 28.8K items: product "
+                f"{row['flops_s'] * 1e3:6.2f} ms, V from HBM if never cached {row['bytes_s'] * 1e3:6.2f} ms"
             )
     if not options.quick:
         write(options.out, rows, {"triton": triton.__version__, "torch": torch.__version__})

@@ -121,7 +121,7 @@ def _finish(
     return g
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _gradients_kernel(
     U_ptr,  # [M, d]
     V_ptr,  # [N, d]
@@ -222,7 +222,7 @@ def _scores_kernel(
     tl.store(s_ptr + row * n + offs_n, s, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _finish_kernel(
     s_ptr,  # [B, n]
     drm_ptr,  # [B]
@@ -299,10 +299,10 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
 
     Parameters
     ----------
-    U : [M, d], V : [N, d] contiguous; users : int32 [B]; items : int32 [B, n], the rho positives first
+    U : [M, d], V : [N, d] (copied unless contiguous); users : int32 [B]; items : int32 [B, n], the rho positives first
     """
     (B, n), d = items.shape, U.shape[1]
-    users, items = users.contiguous(), items.contiguous()
+    U, V, users, items = U.contiguous(), V.contiguous(), users.contiguous(), items.contiguous()
     s, user_grad = U.new_empty(B, n), U.new_empty(B, d)
     losses = U.new_empty(4, B)
     terms = {

@@ -207,5 +207,6 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         item_step=1 << (plan.n_items.bit_length() - 1),
         PROPORTIONAL=plan.user_sampling == "proportional",
         **BLOCKS,
+        enable_fp_fusion=True,
     )
     return users, items

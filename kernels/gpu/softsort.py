@@ -80,8 +80,9 @@ def relaxed_rows(s, b, rank, length, tau):
     c = (length + 1 - 2 * rank).to(s.dtype)[:, None]
     live = (s == s)[None, :]
     z = tl.where(live, (c * s[None, :] - b[None, :]) / tau, float("-inf"))
-    e = tl.where(live, tl.exp(z - tl.max(z, axis=1)[:, None]), 0.0)
-    return c, tl.where(live, e / tl.sum(e, axis=1)[:, None], 0.0)
+    e = tl.exp(tl.where(live, z - tl.max(z, axis=1)[:, None], float("-inf")))
+    Z = tl.sum(e, axis=1)[:, None]
+    return c, e / tl.where(Z > 0, Z, 1.0)  # 0 for a list with no live entry
 
 
 @triton.jit

@@ -97,11 +97,12 @@ def _ranks_kernel(
     for start in range(0, n, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
         z, live = _logits(s_row, b_row, mask_row, offs_n, n, c, tau)
-        e = tl.where(live, tl.exp(z - top[:, None]), 0.0)
+        e = tl.exp(tl.where(live, z - top[:, None], float("-inf")))
         Z += tl.sum(e, axis=1)
         if DOT:
             q = tl.load(q_ptr + row * n + offs_n, mask=offs_n < n, other=0.0)
             dot += tl.sum(tl.where(live, e * q[None, :], 0.0), axis=1)
+    Z = tl.where(Z > 0, Z, 1.0)  # a list with no live entry
     offs_k = row * K + rank - 1
     tl.store(top_ptr + offs_k, top, mask=rank <= K)
     tl.store(Z_ptr + offs_k, Z, mask=rank <= K)
@@ -148,7 +149,7 @@ def _items_kernel(
         top = tl.load(top_ptr + offs_k, mask=mask_k, other=float("inf"))[:, None]
         Z = tl.load(Z_ptr + offs_k, mask=mask_k, other=1.0)[:, None]
         w = tl.load(w_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
-        wP = tl.where(live & mask_k[:, None], w * tl.exp(z - top) / Z, 0.0)
+        wP = w * tl.exp(tl.where(live, z - top, float("-inf"))) / Z
         if GRADIENT:
             dot = tl.load(dot_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
             dz = wP * (q - dot) / tau

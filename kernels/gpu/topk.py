@@ -82,7 +82,7 @@ def _prune(buffer_row, count, k):
     return kept, tl.where(full, _score(low), float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "n_items"])
 def _candidates_kernel(
     queries_ptr,  # [m, d]
     V_ptr,  # [n_items, d]

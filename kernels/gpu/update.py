@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drm_triton.errors import InputError
 from drm_triton.kernels import interface
 from drm_triton.kernels.interface import Score
 
@@ -29,7 +30,7 @@ def block_sizes(d: int) -> dict[str, int]:
     return {"BLOCK_D": block_d, "BLOCK_E": 8, "CHUNK": 8, "num_warps": max(1, min(8, block_d // 128))}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["E", "group"])
 def _update_kernel(
     table_ptr,  # [R, d], in place
     state_ptr,  # [R, d], in place
@@ -93,6 +94,8 @@ def update_rows(
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E (see `reference.update_rows`)
     """
     E, d = len(rows), table.shape[1]
+    if not (table.is_contiguous() and state.is_contiguous()):
+        raise InputError("update_rows: table and state are changed in place and must be contiguous; call .contiguous()")
     if E == 0:
         return
     ascending, order = torch.sort(rows, stable=True)
