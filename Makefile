@@ -6,8 +6,11 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint setup clean
 
 demo: setup
+	rm -rf runs/demo
 	$(BIN)/drm-triton prepare melon --synthetic --scale 0.02 --out data/demo --overwrite
-	$(BIN)/drm-triton info data/demo
+	$(BIN)/drm-triton train --dataset data/demo --run runs/demo
+	$(BIN)/drm-triton evaluate runs/demo --on test
+	$(BIN)/drm-triton recommend runs/demo --user 1 --user 2 --k 5
 
 test: setup lint
 	$(BIN)/python -m pytest

@@ -10,6 +10,7 @@ from drm_triton.cli.bench import bench
 from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
+from drm_triton.cli.recommend import recommend
 from drm_triton.cli.train import train
 from drm_triton.errors import DrmError
 
@@ -42,6 +43,7 @@ app.command()(prepare)
 app.command()(info)
 app.command()(train)
 app.command()(evaluate)
+app.command()(recommend)
 app.add_typer(bench, name="bench")
 
 

@@ -169,3 +169,42 @@ def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Pat
     assert code == 2
     assert "was fit on train+valid, so it cannot be measured on valid" in errors
     assert call("evaluate", path, "--on", "test")[0] == 0
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "parquet"])
+def test_recommend_gives_external_ids_in_every_format(run: Path, tmp_path: Path, form: str) -> None:
+    file = tmp_path / f"top.{form}"
+    code, out, errors = call("recommend", run, "--all", "--k", 3, "--format", form, "--out", file)
+    assert (code, out) == (0, ""), errors
+    readers = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "json": pl.read_json, "parquet": pl.read_parquet}
+    frame = readers[form](file)
+    assert frame["user"].n_unique() == 200
+    assert frame["item"].str.starts_with("song ").all()
+    assert (frame.group_by("user").len()["len"] == 3).all()
+
+
+def test_recommend_prints_a_readable_table(run: Path) -> None:
+    code, out, _ = call("recommend", run, "--user", "u1", "--user", "u7", "--k", 2)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "user u1"
+    assert lines[1].split()[0] == "1"
+    assert "song " in lines[1]
+    assert "user u7" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say for whom"),
+        (["--all", "--user", "u1"], "say for whom"),
+        (["--user", "nobody"], "unknown user id: 'nobody'"),
+        (["--all", "--k", 0], "k must be at least 1"),
+        (["--all", "--format", "parquet"], "--format parquet needs --out"),
+        (["--users", "missing.txt"], "missing.txt: cannot read the user ids"),
+    ],
+)
+def test_recommend_refuses_bad_input(run: Path, arguments: list[object], message: str) -> None:
+    code, _, errors = call("recommend", run, *arguments)
+    assert code == 2
+    assert message in errors
