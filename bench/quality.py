@@ -41,7 +41,7 @@ SETS = {
 
 Space = dict[str, list[Any]]
 FACTORS = [32, 64, 128]
-DRM: Space = {"factors": FACTORS, "lr": [0.03, 0.05, 0.1], "margin": [0.5, 1.0], "epochs": [5, 10, 20, 30]}
+DRM: Space = {"factors": FACTORS, "lr": [0.05, 0.1, 0.2], "margin": [0.5, 1.0], "epochs": [10, 20, 30]}
 DRM_LOSS: Space = {"tau": [0.3, 0.5, 1.0], "lambda": [3.0, 10.0, 30.0, 100.0]}
 HINGE: Space = {"objective": ["hinge"], "rho": [1, 2, 3], "eta": [10, 20, 45]}
 SPACES: dict[str, Space] = {
