@@ -1,0 +1,125 @@
+"""Seconds of training until a model is as good as the best peer ends up: validation NDCG@10 over time.
+
+    python -m bench.time_to_quality --data PATH [--sets citeulike,amazon]
+
+Every model trains with the setting that `bench.quality` chose for it, on all cores, one after the other in one run;
+validation is not counted. Result: results/time_to_quality.json and .png.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from drm_triton import DRM, Dataset
+from drm_triton.bench import peers
+from drm_triton.bench.quality import RESULTS, chosen, prepared
+from drm_triton.evaluate import evaluate, factor_ranker
+from drm_triton.kernels import get_backend
+from drm_triton.kernels.interface import Score
+from drm_triton.run import environment
+
+Curve = list[tuple[float, float]]  # seconds, validation NDCG@10
+
+
+class Clock:
+    """Stops while a model is being measured."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data, self.curve, self.ops = data, Curve(), get_backend("cpu")
+        self.lost, self.began = 0.0, time.perf_counter()
+
+    def measure(self, factors: peers.Factors, score: Score = "dot") -> None:
+        now = time.perf_counter()
+        means = evaluate(factor_ranker(self.ops, *factors, score), self.data.train, self.data.valid, (10,)).means
+        self.curve.append((now - self.began - self.lost, means["ndcg@10"]))
+        self.lost += time.perf_counter() - now
+
+
+def ours(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
+    clock = Clock(data)
+    model = DRM(**options, eval_every=0)
+    model.fit(data, [lambda end: clock.measure((end.state.U, end.state.V), model.config.score)])
+    return clock.curve
+
+
+def lightfm(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
+    clock = Clock(data)
+    peers.warp(data.train, 0, threads, each=clock.measure, **options)
+    return clock.curve
+
+
+def implicit(fit: Callable[..., peers.Factors], steps: list[int]) -> Callable[..., Curve]:
+    """A model of implicit is trained anew for each number of iterations: it does not show its factors on the way."""
+
+    def run(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
+        curve = Curve()
+        for iterations in steps:
+            clock = Clock(data)
+            clock.measure(fit(data.train, 0, threads, **{**options, "iterations": iterations}))
+            curve += clock.curve
+        return curve
+
+    return run
+
+
+MODELS: dict[str, Callable[..., Curve]] = {
+    "DRM dot": ours,
+    "DRM L2": ours,
+    "ALS": implicit(peers.als, [1, 2, 4, 8, 15, 30]),
+    "BPR": implicit(peers.bpr, [10, 30, 100, 200]),
+    "WARP": lightfm,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sets", default="citeulike,amazon")
+    parser.add_argument("--budget", type=int, default=12)
+    args = parser.parse_args()
+    threads, curves = torch.get_num_threads(), {}
+    for name in args.sets.split(","):
+        data = Dataset.load(prepared(name, args.data))
+        DRM(epochs=1, factors=64, eval_every=0).fit(data)  # compile first: it is cached, and reported by bench.kernels
+        curves[name] = {model: run(data, chosen(name, model, args.budget), threads) for model, run in MODELS.items()}
+        summary(name, curves[name])
+    result = {"command": "python -m bench.time_to_quality", "threads": threads, "curves": curves}
+    result["environment"] = environment(DRM().config, data)
+    (RESULTS / "time_to_quality.json").write_text(json.dumps(result, indent=2) + "\n")
+    draw(curves, RESULTS / "time_to_quality.png")
+
+
+def summary(name: str, curves: dict[str, Curve]) -> None:
+    """Print when each model reaches the best peer's final quality."""
+    finals = {model: curve[-1][1] for model, curve in curves.items()}
+    peer = max((model for model in finals if not model.startswith("DRM")), key=lambda model: finals[model])
+    print(f"{name}: best peer {peer} ends at NDCG@10 {finals[peer]:.4f} after {curves[peer][-1][0]:.1f} s")
+    for model, curve in curves.items():
+        reached = [seconds for seconds, value in curve if value >= finals[peer]]
+        when = f"reaches that in {reached[0]:.1f} s" if reached else "does not reach that"
+        print(f"  {model:<8} {when}; ends at {finals[model]:.4f} after {curve[-1][0]:.1f} s")
+
+
+def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:
+    figure = Figure(figsize=(6 * len(curves), 4), layout="constrained")
+    axes = figure.subplots(1, len(curves), squeeze=False)[0]
+    for ax, (name, models) in zip(axes, curves.items(), strict=True):
+        for model, curve in models.items():
+            ax.plot(*zip(*curve, strict=True), label=model, marker=".")
+        ax.set_xscale("log")
+        ax.set_xlabel("seconds of training")
+        ax.set_ylabel("validation NDCG@10")
+        ax.set_title(name)
+        ax.grid(alpha=0.3)
+        ax.legend()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
