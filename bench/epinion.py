@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,8 @@ PUBLISHED = {
     "hinge dot": (0.0100, 0.0387, 0.1158, 0.0610),  # its WARP and CML rows
     "hinge L2": (0.0130, 0.0493, 0.1347, 0.0736),
 }
-COMMON = {"factors": 128, "lr": 0.2, "epochs": 30, "batch_size": 4096}
-SETTINGS = {
+COMMON: dict[str, Any] = {"factors": 128, "lr": 0.2, "epochs": 30, "batch_size": 4096}
+SETTINGS: dict[str, dict[str, Any]] = {
     "DRM dot": {**COMMON, "score": "dot", "lambda": 10.0, "tau": 1.0},
     "DRM L2": {**COMMON, "score": "l2", "lambda": 10.0, "tau": 1.0},
     "hinge dot": {**COMMON, "score": "dot", "objective": "hinge"},

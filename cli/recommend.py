@@ -68,8 +68,14 @@ def _write(frame: "pl.DataFrame", form: Format, out: Path | None) -> None:
         assert out is not None
         replace_file(out, frame.write_parquet)
         return
-    text = {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "json": lambda: json.dumps(frame.to_dicts()) + "\n"}
-    content = _table(frame) if form == "table" else text[form]()
+    if form == "csv":
+        content = frame.write_csv()
+    elif form == "jsonl":
+        content = frame.write_ndjson()
+    elif form == "json":
+        content = json.dumps(frame.to_dicts(), ensure_ascii=False) + "\n"
+    else:
+        content = _table(frame)
     if out is None:
         sys.stdout.write(content)
     else:
@@ -78,7 +84,7 @@ def _write(frame: "pl.DataFrame", form: Format, out: Path | None) -> None:
 
 def _table(frame: "pl.DataFrame") -> str:
     """Lines of rank, score and item under a heading for each user."""
-    lines = []
+    lines: list[str] = []
     for row in frame.iter_rows(named=True):
         if row["rank"] == 1:
             lines.append(f"{'' if not lines else chr(10)}user {row['user']}")
