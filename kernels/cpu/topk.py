@@ -25,8 +25,16 @@ from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, INT64, check_index, vi
 from drm_triton.kernels.cpu.jit import inline, kernel
 from drm_triton.kernels.interface import Score, check_choice
 
+
+def _has_avx512() -> bool:
+    try:
+        return bool(llvm.get_host_cpu_features().get("avx512f"))
+    except RuntimeError:  # LLVM does not know this kind of machine's features
+        return False
+
+
 # Queries x vectors of accumulators that fill the register file: 24 of 32 registers with AVX-512, 12 of 16 without.
-LANES, QUERIES, VECTORS = (16, 8, 3) if llvm.get_host_cpu_features().get("avx512f") else (8, 4, 3)
+LANES, QUERIES, VECTORS = (16, 8, 3) if _has_avx512() else (8, 4, 3)
 WIDTH = LANES * VECTORS  # items of a panel
 BLOCK = 8 * QUERIES  # queries that share a panel while it is in the first-level cache
 
