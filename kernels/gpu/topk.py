@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drm_triton.kernels.interface import Score
 
-BLOCK_M, BLOCK_N = 64, 64
+BLOCK_M, BLOCK_N = 64, 32
 SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
 PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
 
@@ -27,8 +27,8 @@ PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewe
 def block_sizes(d: int) -> dict[str, int]:
     """Tile sizes and warps for d factors.
 
-    16 scores a thread, as in a plain float32 matrix product: 4 x 4 of them use each operand four times. Factors come
-    32 at a time, since the unrolled product holds its operands in registers.
+    Each row of V serves 64 queries. 8 scores a thread and 32 factors at a time leave registers for keys and addresses,
+    64 bits each: 64 x 64 scores spill under Triton 3.7.
     """
     return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": 16 if d <= 16 else 32, "num_warps": 8}
 
@@ -128,7 +128,7 @@ def _candidates_kernel(
                 step = step >> 1
 
     for first in range(begin, end, BLOCK_N):
-        item = first + tl.arange(0, BLOCK_N)
+        item = (first + tl.arange(0, BLOCK_N)).to(tl.int32)
         mask_n = item < end
         score = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         norm = tl.zeros((BLOCK_N,), tl.float32)
@@ -138,7 +138,11 @@ def _candidates_kernel(
             q = tl.load(
                 queries_ptr + offs_m[:, None] * d + offs_d[None, :], mask=mask_m[:, None] & mask_d[None, :], other=0.0
             )
-            v = tl.load(V_ptr + item[:, None] * d + offs_d[None, :], mask=mask_n[:, None] & mask_d[None, :], other=0.0)
+            v = tl.load(
+                V_ptr + item.to(tl.int64)[:, None] * d + offs_d[None, :],
+                mask=mask_n[:, None] & mask_d[None, :],
+                other=0.0,
+            )
             score = tl.dot(q, tl.trans(v), score, input_precision="ieee")
             if L2:
                 norm += tl.sum(v * v, axis=1)
@@ -146,11 +150,11 @@ def _candidates_kernel(
             score = tl.minimum(2 * score - norm[None, :] - square[:, None], 0.0)
         valid = mask_m[:, None] & mask_n[None, :]
         if SEEN:
-            seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF).to(tl.int64)
+            seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF)
             while tl.min(seen) < first + BLOCK_N:
                 valid = valid & (item[None, :] != seen[:, None])
                 cursor += (seen < first + BLOCK_N).to(tl.int64)
-                seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF).to(tl.int64)
+                seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF)
         good = valid & (score >= threshold[:, None])
         fresh = tl.sum(good.to(tl.int32), axis=1)
         if tl.max(fresh) > 0:
@@ -186,7 +190,7 @@ def top_k(
     (m, d), n_items, device = queries.shape, len(V), queries.device
     indptr, indices = seen if seen is not None else (torch.zeros(1, dtype=torch.int64, device=device),) * 2
     # Room for k keys and several tiles: a prune leaves k, so 4 k makes prunes rare after the first few.
-    capacity = triton.next_power_of_2(4 * k + 4 * BLOCK_N)
+    capacity = triton.next_power_of_2(4 * k + 8 * BLOCK_N)
     block_m = triton.cdiv(m, BLOCK_M)
     splits = max(1, min(PROGRAMS // max(1, block_m), n_items // (2 * capacity)))
     share = triton.cdiv(triton.cdiv(n_items, BLOCK_N), splits) * BLOCK_N
