@@ -290,8 +290,8 @@ def top_k(
     Parameters
     ----------
     queries : [m, d]
-    seen : (indptr int64 [m + 1], indices int32): items of each query row that are left out; row i of the mask is
-        indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr serves as it is.
+    seen : (indptr int64 [m + 1], indices int32, ascending within a row): items of each query row that are left out;
+        row i of the mask is indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr serves as it is.
 
     Returns
     -------

@@ -272,7 +272,13 @@ def top_k(
             raise InputError(
                 f"{name}: the indptr of seen must ascend within [0, {len(indices)}], the length of indices"
             )
-        check_index(name, "seen items", indices[indptr[0] : indptr[-1]], N)
+        masked = indices[indptr[0] : indptr[-1]]
+        check_index(name, "seen items", masked, N)
+        falls = (
+            np.flatnonzero(np.diff(masked) <= 0) + 1
+        )  # the sweep meets items in order; only a new row may start over
+        if not np.isin(falls, indptr - indptr[0]).all():
+            raise InputError(f"{name}: the indices of seen must ascend within each row")
     items, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
     panels, depth = _pack(V.detach(), score), d + (score == "l2")
     blocks = -(-m // BLOCK)

@@ -106,6 +106,7 @@ def test_threads_give_the_same_bits():
         (lambda a: a | {"queries": a["queries"] * float("nan")}, r"top_k: queries holds values that are not finite"),
         (lambda a: a | {"seen": (a["seen"][0], a["seen"][1] + 10)}, r"top_k: seen items must be in \[0, 10\)"),
         (lambda a: a | {"seen": (a["seen"][0] + 99, a["seen"][1])}, "top_k: the indptr of seen must ascend"),
+        (lambda a: a | {"seen": (a["seen"][0], a["seen"][1].flip(0))}, "top_k: the indices of seen must ascend within"),
     ],
 )
 def test_bad_arguments(change, message):
