@@ -92,7 +92,7 @@ def test_save_does_not_replace_unless_told(stored):
 def test_overwrite_spares_other_directories(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
-    with pytest.raises(InputError, match="not a prepared data set"):
+    with pytest.raises(InputError, match="was not made by this program"):
         Dataset.from_csr(([0, 1], [0])).save(tmp_path / "thesis", overwrite=True)
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 
