@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -99,7 +98,8 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
     score: Score = "dot"
     if task["model"].startswith(("DRM", "hinge")):
         fit_on = "train" if on == "valid" else "train+valid"
-        config = TrainConfig.from_mapping({**options, "seed": seed, "fit_on": fit_on, "eval_every": 0, "threads": 1})
+        fixed = {"seed": seed, "fit_on": fit_on, "eval_every": 0, "threads": 1}
+        config = TrainConfig.from_mapping({**options, **fixed})
         model = drm_triton.DRM(config).fit(data)
         factors, score = (model.user_factors, model.item_factors), config.score
     else:
@@ -113,21 +113,21 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def finished() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in TRIALS.read_text().splitlines()] if TRIALS.exists() else []
+def finished(trials: Path = TRIALS) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in trials.read_text().splitlines()] if trials.exists() else []
 
 
 def key(task: dict[str, Any]) -> str:
     return json.dumps([task[name] for name in ("set", "model", "on", "options", "seed")])
 
 
-def run_all(tasks: list[dict[str, Any]], workers: int) -> None:
+def run_all(tasks: list[dict[str, Any]], workers: int, trials: Path = TRIALS) -> None:
     """Train what is not trained yet, keeping each result as it comes."""
-    done = {key(result) for result in finished()}
+    done = {key(result) for result in finished(trials)}
     tasks = [task for task in tasks if key(task) not in done]
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=20) as pool:
         for number, result in enumerate(pool.imap_unordered(train_and_measure, tasks), 1):
-            with open(TRIALS, "a") as file:
+            with open(trials, "a") as file:
                 file.write(json.dumps({k: v for k, v in result.items() if k != "data"}) + "\n")
             line = " ".join(f"{name} {result[name]:.4f}" for name in METRICS)
             print(f"{number}/{len(tasks)} {result['set']} {result['model']} {line} {result['options']}", flush=True)
@@ -186,8 +186,10 @@ def report(sets: list[str], models: list[str], budget: int) -> str:
     """Test means over seeds, and Welch's t-test of the better DRM against each rival."""
     from scipy.stats import ttest_ind
 
+    from drm_triton.run import processor
+
     lines = [
-        f"Test means of {budget} trials and five seeds each; {platform.processor() or platform.machine()}, "
+        f"Test means of {budget} trials and five seeds each; {processor()}, "
         f"{time.strftime('%Y-%m-%d')}; made by `python -m bench.quality`.",
         "Bold: the best. A star: significantly below the better DRM (Welch, p < 0.01).",
         "",

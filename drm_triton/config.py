@@ -52,7 +52,7 @@ class TrainConfig:
     lam: float = 10.0  # .1, .5, 1, 2, 3, 5
     weight: Literal["uniform", "precision", "recall", "ndcg", "ap"] = "uniform"
     margin: float = 1.0
-    lr: float = 0.1  # 1e-4 .. .1
+    lr: float = 0.2  # 1e-4 .. .1, at a constant rate
     schedule: Schedule = "linear"  # of lr: down to 0 over the epochs, or constant as in the paper
     cov: float = 0.0  # l2 only: .1, .5, 1, 3, 5, 10
     cov_every: int = 10  # steps between covariance gradients, each weighted by this number
@@ -60,7 +60,7 @@ class TrainConfig:
     objective: ObjectiveName = "hinge+drm"
     init: Init = "spectral"
     batch_size: int = 2048
-    epochs: int = 30
+    epochs: int = 20
     user_sampling: Literal["proportional", "uniform"] = "proportional"
     seed: int = 0
     fit_on: FitOn = "train"

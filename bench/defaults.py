@@ -1,0 +1,88 @@
+"""Why the defaults are what they are: one option changed at a time, on several data sets.
+
+    python -m bench.defaults --data PATH [--sets lastfm,amazon,citeulike,ml-100k,movietweetings] [--workers 2]
+
+Validation NDCG@10 after training on the training part with seed 0. Each finished training is a line of
+results/defaults.jsonl, and the command goes on from there; the table is results/defaults.md.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from drm_triton.bench import quality
+from drm_triton.config import TrainConfig
+from drm_triton.run import processor
+
+TRIALS = quality.RESULTS / "defaults.jsonl"
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"init": "normal"},
+    {"schedule": "constant", "lr": 0.1},
+    {"lr": 0.1},
+    {"lr": 0.4},
+    {"batch_size": 256},
+    {"batch_size": 8192},
+    {"user_sampling": "uniform"},
+    {"rho": 3},
+    {"rho": 3, "lambda": 3.0},
+    {"eta": 15},
+    {"eta": 90},
+    {"tau": 0.5},
+    {"tau": 3.0},
+    {"lambda": 3.0},
+    {"lambda": 30.0},
+    {"margin": 0.5},
+    {"factors": 32},
+    {"factors": 128},
+    {"epochs": 10},
+    {"weight": "ndcg", "rho": 3},
+    {"score": "l2"},
+    {"objective": "hinge"},
+    {"objective": "drm"},
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sets", default="lastfm,amazon,citeulike,ml-100k,movietweetings")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    sets = args.sets.split(",")
+    os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one worker, one core
+    base = TrainConfig().to_dict()
+    tasks = [
+        {"set": name, "data": quality.prepared(name, args.data), "model": "DRM", "on": "valid", "seed": 0,
+         "options": {**base, **variant}}
+        for variant in VARIANTS for name in sets
+    ]  # fmt: skip
+    quality.run_all(tasks, args.workers, TRIALS)
+    found = {quality.key(result): result["ndcg@10"] for result in quality.finished(TRIALS)}
+    defaults = ", ".join(
+        f"{key} {value}" for key, value in base.items() if key in ("factors", "rho", "tau", "lambda", "lr")
+    )
+    lines = [
+        f"Validation NDCG@10, one option changed at a time from the defaults ({defaults}, ...).",
+        f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.defaults`.",
+        "",
+        "| changed | " + " | ".join(sets) + " | mean ratio to the default |",
+        "|---|" + "---|" * (len(sets) + 1),
+    ]
+    columns = len(sets)
+    start = [found[quality.key(task)] for task in tasks[:columns]]
+    for number, variant in enumerate(VARIANTS):
+        values = [found[quality.key(task)] for task in tasks[number * columns : (number + 1) * columns]]
+        ratio = sum(value / first for value, first in zip(values, start, strict=True)) / columns
+        name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "nothing"
+        lines.append(f"| {name} | " + " | ".join(f"{value:.4f}" for value in values) + f" | {ratio:.3f} |")
+    text = "\n".join(lines) + "\n"
+    (quality.RESULTS / "defaults.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
