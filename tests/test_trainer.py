@@ -135,7 +135,7 @@ def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
         if state.step == 4:  # type: ignore[attr-defined]
             state.V[:] = math.nan  # type: ignore[attr-defined]
 
-    with pytest.raises(DrmError, match=r"the loss became nan in epoch 1, step 5 \(lr 0\.1, tau"):
+    with pytest.raises(DrmError, match=r"the loss became nan in epoch 1, step 5 \(lr 0\.2, tau"):
         train(state, config, data, fit, ops, on_batch=poison)
 
 
