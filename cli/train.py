@@ -76,6 +76,7 @@ def train(
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
+    from drm_triton.trainer import warm_up
 
     options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
     data, settings, place = _resolved(dataset, run, config, resume, options)
@@ -84,8 +85,11 @@ def train(
         return
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
+    model = DRM(settings)
+    with reporter.step("load the kernels (compiled at first use)"):
+        warm_up(settings, *model.backend())
     with stop_on_interrupt(display):
-        DRM(settings).fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
+        model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
     result = {"run": str(place), "epochs": display.epochs, "interrupted": display.interrupted, **display.best}
     if as_json:
         print(json.dumps(result))

@@ -19,7 +19,15 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.evaluate import BLOCK, Evaluation, csr_tensors, evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.run import Run, checkpoint_directory, interactions_only
-from drm_triton.trainer import BatchCallback, EpochCallback, EpochEnd, initial_state, interactions_to_fit, train
+from drm_triton.trainer import (
+    BatchCallback,
+    EpochCallback,
+    EpochEnd,
+    initial_state,
+    interactions_to_fit,
+    train,
+    warm_up,
+)
 
 
 class NotFittedError(DrmError):
@@ -85,6 +93,7 @@ class DRM:
             keeper.config = self.config
         else:
             keeper = Run.create(run, self.config, dataset, fit)
+        warm_up(self.config, ops, device)
         if state is None:
             state = initial_state(self.config, fit, device)
         state = train(state.to(device), self.config, dataset, fit, ops, [*callbacks, keeper], on_batch)

@@ -1,5 +1,6 @@
 """The training loop: sample lists, take their gradients, update the rows they touch."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,6 +132,16 @@ def train(
         if any(stops) or 0 < config.patience <= state.stale:
             break
     return state
+
+
+def warm_up(config: TrainConfig, ops: ModuleType, device: torch.device) -> None:
+    """Take one step on toy data, so that compiling the kernels is not counted as training."""
+    toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3))
+    state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
+    plan = ListPlan(*csr_tensors(toy, device), 3, config.rho, config.eta_in_force, 0, config.user_sampling)
+    users, items = ops.sample_lists(plan, 0, 0, plan.n_lists)
+    one_step(state, users, items, config, objective_of(config), ops, config.lr)
+    ops.top_k(state.U, state.V, 1, config.score, csr_tensors(toy, device))
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
