@@ -76,6 +76,7 @@ def train(
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
+    from drm_triton.run import new_directory
     from drm_triton.trainer import warm_up
 
     options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
@@ -83,6 +84,8 @@ def train(
     if dry_run:
         _print_plan(data, settings, as_json)
         return
+    if resume is None:
+        new_directory(place)  # before anything that takes time
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
     model = DRM(settings)
@@ -133,7 +136,8 @@ def _resolved(
     values = {**(read_toml(config) if config else {}), **options}
     settings = TrainConfig.from_mapping(values, where=f"{config}: " if config else "")
     path = find_dataset(dataset)
-    return Dataset.load(path), settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    data = Dataset.load(path)
+    return data, settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:

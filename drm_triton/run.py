@@ -40,15 +40,7 @@ class Run:
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
         """Make a new run directory; one that holds a run already is an error."""
-        path = Path(path)
-        if (path / "config.toml").exists():
-            raise InputError(f"{path} holds a run already; resume it with --resume {path}, or give another --run")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{path}: cannot make the run directory ({error.strerror}); give another --run") from None
-        if any(path.iterdir()):
-            raise InputError(f"{path} exists and is not empty; give another --run")
+        path = new_directory(path)
         interactions_only(dataset, fit).save(path / "last" / "data")
         (path / "best").mkdir()
         shutil.copytree(path / "last" / "data", path / "best" / "data", copy_function=_link_or_copy)
@@ -103,6 +95,20 @@ def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:
     """Make a data set of the interactions a model was fit on, with the ids of the original."""
     empty = CSR.empty(fit.shape)
     return Dataset(fit, empty, empty, dataset.users, dataset.items, {"source": "model"})
+
+
+def new_directory(path: str | Path) -> Path:
+    """Make the directory of a new run; one that holds anything already is an error."""
+    path = Path(path)
+    try:
+        if (path / "config.toml").exists():
+            raise InputError(f"{path} holds a run already; resume it with --resume {path}, or give another --run")
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise InputError(f"{path} exists and is not empty; give another --run")
+    except OSError as error:
+        raise InputError(f"{path}: cannot make the run directory ({error.strerror}); give another --run") from None
+    return path
 
 
 def existing(path: str | Path) -> Path:

@@ -72,17 +72,21 @@ def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: d
 
 @pytest.mark.parametrize("options", [{}, {"score": "l2", "cov": 0.5, "cov_every": 3}, {"objective": "mse+drm"}])
 def test_backends_agree(data: Dataset, options: dict) -> None:
-    """Float32 sums in another order: ten steps agree to 1e-4 of the unit ball's radius."""
+    """Float32 sums in another order: after ten steps 99% of the factors agree to 1e-5 of the unit ball's radius.
+
+    The gradient has jumps (the signs of score differences, the hinge's choice of items), so a near tie that rounding
+    decides otherwise shows in the few rows of that list.
+    """
     states = []
     for backend in ("cpu", "reference"):
-        config = TrainConfig(factors=8, batch_size=256, eval_every=0, **options)
+        config = TrainConfig(factors=8, batch_size=256, eval_every=0, lr=0.05, **options)
         state = initial_state(config, data.train, torch.device("cpu"))
         states.append(
             train(state, config, data, data.train, get_backend(backend), on_batch=lambda s, n_lists: s.step == 10)
         )
     for name in ("U", "V", "U_state", "V_state"):
         a, b = (getattr(state, name) for state in states)
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+        assert torch.quantile((a - b).abs(), 0.99) < 1e-5, name
 
 
 def test_rows_stay_in_the_unit_ball(data: Dataset) -> None:
