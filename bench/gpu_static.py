@@ -71,7 +71,7 @@ class Case:
 
     operation: str
     kernel: Any
-    constants: dict[str, Any]  # constexpr values and num_warps, as the launcher passes them
+    constants: dict[str, Any]  # constexpr values, num_warps and maxnreg, as the launcher passes them
     multiples: tuple[str, ...] = ()  # integer arguments divisible by 16, which the compiler may know
     labels: dict[str, Any] = field(default_factory=dict)
     dtype: str = "fp32"
@@ -99,7 +99,10 @@ def compile_case(case: Case, gpu: Gpu) -> Code:
     from triton.compiler import ASTSource
 
     constants = dict(case.constants)
-    options = {"num_warps": constants.pop("num_warps", 4), "enable_fp_fusion": True}
+    options = {"num_warps": constants.pop("num_warps"), "enable_fp_fusion": True}
+    limit = constants.pop("maxnreg", None)
+    if limit is not None and gpu.backend == "cuda":
+        options["maxnreg"] = limit
     signature, attributes = {}, {}
     for i, parameter in enumerate(case.kernel.params):
         name = parameter.name
@@ -209,7 +212,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
                 yield gradients_case(rho, d, score)
             yield Case("update", update._update_kernel, {**update.block_sizes(d), **L2}, ("d",), labels)
             if not quick or score == "l2":
-                blocks = {**topk.block_sizes(d), **L2, "SEEN": True}
+                blocks = {**topk.BLOCKS, **L2, "SEEN": True}
                 yield Case("top-k", topk._candidates_kernel, blocks, ("d", "capacity", "share"), labels)
         if not quick or score == "l2":
             for kernel in (gradients._scores_kernel, gradients._user_gradient_kernel):

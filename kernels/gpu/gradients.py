@@ -23,6 +23,7 @@ from torch import Tensor
 
 from drm_triton.kernels import reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
+from drm_triton.kernels.gpu.options import registers
 from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient
 from drm_triton.kernels.interface import ListGradients, Objective
 
@@ -35,7 +36,9 @@ def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
     multiprocessor; tiles of 32 factors gathered twice (the second time from cache) leave room for 24.
     """
     block_d = triton.next_power_of_2(d)
-    return {**softsort.block_sizes(n, k), "BLOCK_D": max(16, block_d) if block_d <= 64 else 32}
+    block_d = max(16, block_d) if block_d <= 64 else 32
+    limit = registers(96 if block_d <= 32 else 168) if n > 32 else {}  # no spills; 20 and 12 warps a multiprocessor
+    return {**softsort.block_sizes(n, k), "BLOCK_D": block_d, **limit}
 
 
 LONG = {"BLOCK_N": 64, "BLOCK_D": 64, "num_warps": 4}  # tiles of lists beyond MAX_ITEMS: 32 floats a thread

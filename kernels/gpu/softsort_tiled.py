@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drm_triton.kernels.gpu.options import registers
+
 # 32 values of a tile to a thread, 16 where several tiles are held at once.
 PAIRS = {"BLOCK_J": 64, "BLOCK_L": 128, "num_warps": 8}
-RANKS = {"BLOCK_K": 16, "BLOCK_N": 256, "num_warps": 4}
+RANKS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4, **registers(168)}
 ITEMS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4}
 
 

@@ -19,18 +19,14 @@ from torch import Tensor
 
 from drm_triton.kernels.interface import Score
 
-BLOCK_M, BLOCK_N = 64, 32
 SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
 PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
 
 
-def block_sizes(d: int) -> dict[str, int]:
-    """Tile sizes and warps for d factors.
-
-    Each row of V serves 64 queries. 8 scores a thread and 32 factors at a time leave registers for keys and addresses,
-    64 bits each: 64 x 64 scores spill under Triton 3.7.
-    """
-    return {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": 16 if d <= 16 else 32, "num_warps": 8}
+# Each row of V serves 64 queries. 8 scores a thread and 16 factors at a time leave registers for keys and addresses,
+# which are 64 bits each; larger tiles spill on one GPU or another.
+BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": 16, "num_warps": 8}
+BLOCK_M, BLOCK_N = BLOCKS["BLOCK_M"], BLOCKS["BLOCK_N"]
 
 
 @triton.jit
@@ -203,7 +199,7 @@ def top_k(
         buffer = torch.empty(len(part), splits, capacity, dtype=torch.int64, device=device)
         _candidates_kernel[(triton.cdiv(len(part), BLOCK_M), splits)](
             part, V, indptr[row:], indices, buffer, m=len(part), n_items=n_items, d=d, k=k, capacity=capacity,
-            share=share, L2=score == "l2", SEEN=seen is not None, **block_sizes(d), enable_fp_fusion=True,
+            share=share, L2=score == "l2", SEEN=seen is not None, **BLOCKS, enable_fp_fusion=True,
         )  # fmt: skip
         key = buffer[:, :, :k].flatten(1).sort(dim=1, descending=True).values[:, :k]
         ordered = (key >> 31) - 2**31
