@@ -1,5 +1,6 @@
 """The `drm-triton` command: one file per subcommand, heavy imports inside the commands."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -49,6 +50,8 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Run the command line; errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input)."""
+    # torch's idle threads sleep instead of spinning, which would take cores from the threads of the CPU kernels
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except DrmError as error:
