@@ -142,7 +142,7 @@ class Dataset:
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the data set to a directory, atomically; an existing one is replaced only if `overwrite`."""
-        path = Path(path)
+        path = store.check_target(Path(path), overwrite)
         arrays: dict[str, NDArray] = {}
         for name in store.SPLIT_NAMES:
             matrix: CSR = getattr(self, name)

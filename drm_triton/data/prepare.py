@@ -89,8 +89,7 @@ def prepare(
     Dataset
         Opened from `out`.
     """
-    out = Path(out)
-    store.check_target(out, overwrite)
+    out = store.check_target(Path(out), overwrite)
     given = {k: v for k, v in asdict(reading).items() if v is not None}
     if unheeded := sorted(given.keys() - source.reads):
         raise InputError(f"source {source.name} does not use --{unheeded[0]}: leave it out, or use source table")
@@ -115,8 +114,7 @@ def prepare_synthetic(
     report: Reporter = SILENT,
 ) -> Dataset:
     """Generate interactions with planted structure and prepare them into the directory `out`."""
-    out = Path(out)
-    store.check_target(out, overwrite)
+    out = store.check_target(Path(out), overwrite)
     options = options or Options()
     with report.step("generate"):
         users, items = generator.generate(shape, options.seed)
