@@ -109,7 +109,8 @@ def _fail_empty(steps: list[dict[str, Any]], raw: Raw) -> None:
         raise InputError("the input has no interactions: a header without rows, or lists without items")
     before, after = steps[-2], steps[-1]
     own = raw.own_filter is not None and raw.own_filter[0] == after["step"]
-    advice = "give --min-user and --min-item in its place" if own else "lower --min-rating, --min-user or --min-item"
+    rating, user, item = (raw.option(name) for name in ("min-rating", "min-user", "min-item"))
+    advice = f"give {user} and {item} in its place" if own else f"lower {rating}, {user} or {item}"
     raise InputError(
         f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
         f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
@@ -159,7 +160,10 @@ def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
     items = item_ids.to_frame()
     if raw.titles is None:
         return items
-    titles = raw.titles.select(pl.col("item").cast(item_ids.dtype, strict=False).alias("id"), "title")
+    item = pl.col("item")
+    if raw.text and raw.titles.collect_schema()["item"] == pl.String:
+        item = item.str.strip_chars()  # as the ids themselves
+    titles = raw.titles.select(item.cast(item_ids.dtype, strict=False).alias("id"), "title")
     titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
     with reading("the titles"):
         return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

@@ -104,9 +104,9 @@ def write(
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Read meta.json and check that this version of the program understands the store."""
-    if not path.exists():
-        raise InputError(f"no data set at {path}: make one with `drm-triton prepare`, or check the path")
     try:
+        if not path.exists():
+            raise InputError(f"no data set at {path}: make one with `drm-triton prepare`, or check the path")
         meta = json.loads((path / "meta.json").read_text("utf-8"))
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError("it does not describe a data set of this program")
@@ -114,6 +114,8 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not a prepared data set: it has no meta.json; make one with `drm-triton prepare`"
         ) from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path / 'meta.json'}: {error}; prepare the data set again") from error
     if meta.get("version") != VERSION:

@@ -166,6 +166,18 @@ BAD = {
     "negative count": (b"user,item\n1,2\n", ["--min-item=-1"], ["min-item"]),
     "one column": (b"user\n1\n", [], ["--separator"]),
     "titles without titles": (b"user,item\n1,2\n", ["--titles", "bad.csv"], ["titles"]),
+    "carriage returns alone": (b"user,item\r1,2\r3,4\r", [], ["carriage return alone", "tr "]),
+    "a quoted field over the limit": (b'user,item,x\n1,2,"' + b"x" * 200_000 + b'"\n', [], ["128 KB"]),
+    "NUL": (b"user,item\n1,\x002\n", [], ["NUL bytes", "utf-16-le"]),
+    "UTF-16 without mark": ("user,item\n1,2\n".encode("utf-16-le"), [], ["NUL bytes", "utf-16-le"]),
+    "impossible separator": (b"user,item\n1,2\n", ["--separator", '"'], ["--separator", "cannot be used"]),
+    "time nan": (b"user,item,date\n1,2,5.5\n1,3,nan\n", ["--split", "time"], ["row 2", "'nan'"]),
+    "no such titles": (b"user,item\n1,2\n", ["--titles", "none.csv"], ["none.csv", "check --titles"]),
+    "null user without header": (b"1,2\n,3\n", ["--columns", "user,item"], ["row 2 of", "user id"]),
+    "blank user": (b"user,item\n1,2\n  ,3\n", [], ["row 2", "user id"]),
+    "name too long": (b"user,item\n1,2\n", ["--out", "x" * 300], ["cannot write", "too long"]),
+    "raw too long": (b"user,item\n1,2\n", ["--raw", "x" * 300], ["cannot read", "too long", "--raw"]),
+    "titles too long": (b"user,item\n1,2\n", ["--titles", "x" * 300], ["too long", "--titles"]),
     "7z": (b"7z\xbc\xaf\x27\x1c", [], ["7z", "unpack"]),
     "damaged zip": (b"PK\x03\x04junk", [], ["damaged"]),
 }  # fmt: skip
@@ -187,6 +199,11 @@ def test_bad_input(run, case):
         ("melon", "train.json", '[{"id": 1, "songs": [1, 2', ["train.json", "cut short"]),
         ("table", "a.jsonl", '{"user": 1, "item": 2}\n{"user": 1, "it', ["line 2", "cut short"]),
         ("table", "a.json", '[{"user": 1, "item": 2}, {"us', ["a.json", "cut short"]),
+        ("table", "b.jsonl", '{"user": 1, "item": 2}\n' * 2000 + '{"user": [3], "item": 2}', ["line 2,001", "kind"]),
+        ("table", "c.jsonl", '{"user": 1, "item": 2}\n' * 2000 + '{"user": 3, "item": true}', ["line 2,001", "kind"]),
+        ("melon", "train.json", '[{"id": 1, "songs": [1]}, {"id": 2, "songs": [1, 5.5]}]', ["playlist 2 of", "5.5"]),
+        ("melon --min-rating 3", "train.json", '[{"id": 1, "songs": [1]}]', ["has none: leave --min-rating out"]),
+        ("lists --separator comma", "users.dat", "a,1\nb,2,,3\n", ["line 2 of", "item id"]),
         ("epinion", "a.mat", "not matlab", ["a.mat"]),
         ("ml-1m", "ratings.dat", "1::2::x::4\n", ["row 1", "'x'"]),
         ("lists", "users.dat", "\n\n", ["no interactions"]),
@@ -240,6 +257,16 @@ def test_output_not_writable(run):
     Path("good.csv").write_text(GOOD)
     Path("locked").mkdir(mode=0o500)
     assert "not a writable directory" in fails(run, "prepare", "table", "--raw", "good.csv", "--out", "locked/d")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may enter anywhere")
+def test_directories_that_may_not_be_entered(run):
+    Path("good.csv").write_text(GOOD)
+    Path("locked").mkdir(mode=0o000)
+    assert "ermission denied" in fails(run, "prepare", "table", "--raw", "good.csv", "--out", "locked/a/b")
+    assert "ermission denied" in fails(run, "prepare", "table", "--raw", "locked/a.csv", "--out", "d")
+    assert "ermission denied" in fails(run, "prepare", "ml-1m", "--raw", "locked", "--out", "d")
+    assert "ermission denied" in fails(run, "info", "locked/d")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a place where even root may not write")

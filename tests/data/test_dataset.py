@@ -115,12 +115,16 @@ def test_a_way_through_a_missing_directory_leads_to_the_same_refusal(tmp_path, v
 @pytest.mark.parametrize("late", ["file", "folder"])
 def test_what_appears_during_the_work_is_spared(tmp_path, late, overwrite):
     place = tmp_path / "out"
-    with pytest.raises(InputError, match="exists"), store.atomic_directory(place, overwrite) as folder:
-        (folder / "meta.json").write_text("{}")
-        if late == "folder":
-            place.mkdir()
-        precious = place / "notes" if late == "folder" else place
-        precious.write_text("years of work")
+    precious = place / "notes" if late == "folder" else place
+
+    def work():
+        with store.atomic_directory(place, overwrite) as folder:
+            (folder / "meta.json").write_text("{}")
+            precious.parent.mkdir(exist_ok=True)
+            precious.write_text("years of work")
+
+    with pytest.raises(InputError, match="exists"):
+        work()
     assert precious.read_text() == "years of work"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

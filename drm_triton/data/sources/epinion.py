@@ -27,7 +27,7 @@ def paper_filter(rows: pl.LazyFrame) -> pl.LazyFrame:
 def read_epinion(inputs: Inputs, how: Reading) -> Raw:
     """Read the .mat or the text form, with the paper's filter."""
     raw = read(inputs, how)
-    return Raw(raw.parts, raw.text, files=raw.files, own_filter=("the paper's filter", paper_filter))
+    return dataclasses.replace(raw, own_filter=("the paper's filter", paper_filter))
 
 
 def read(inputs: Inputs, how: Reading) -> Raw:

@@ -26,7 +26,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     """Read one file or several; of a zip, every member that looks like a table."""
     titles = None
     if how.titles:
-        companion = Inputs([how.titles], inputs.scratch)
+        companion = Inputs([how.titles], inputs.scratch, "--titles")
         # Titles come from another file with its own header, separator and column names.
         titles = read_titles(companion, companion.find(_PATTERNS, "titles"), Reading(encoding=how.encoding))
     return read_tables(inputs, inputs.all(_PATTERNS), how, titles)
