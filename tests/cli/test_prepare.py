@@ -1,5 +1,6 @@
 """The command line of data preparation: results on stdout, one paragraph on stderr, exit codes, nothing half done."""
 
+import errno
 import gzip
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from drm_triton import Dataset, cli
+from drm_triton.errors import InputError
 
 GOOD = "user,item,rating,timestamp\n" + "".join(
     f"{u},{i},{(u + i) % 5 + 1},{u * i}\n" for u in range(20) for i in range(10)
@@ -173,7 +175,7 @@ BAD = {
     "impossible separator": (b"user,item\n1,2\n", ["--separator", '"'], ["--separator", "cannot be used"]),
     "time nan": (b"user,item,date\n1,2,5.5\n1,3,nan\n", ["--split", "time"], ["row 2", "'nan'"]),
     "no such titles": (b"user,item\n1,2\n", ["--titles", "none.csv"], ["none.csv", "check --titles"]),
-    "null user without header": (b"1,2\n,3\n", ["--columns", "user,item"], ["row 2 of", "user id"]),
+    "null user without header": (b"1,2\n,3\n", ["--columns", "user,item"], ["row 2 of bad.csv has", "user id"]),
     "blank user": (b"user,item\n1,2\n  ,3\n", [], ["row 2", "user id"]),
     "name too long": (b"user,item\n1,2\n", ["--out", "x" * 300], ["cannot write", "too long"]),
     "raw too long": (b"user,item\n1,2\n", ["--raw", "x" * 300], ["cannot read", "too long", "--raw"]),
@@ -330,16 +332,32 @@ main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_ctrl_c_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_request_to_end_leaves_nothing(tmp_path, name):
     (tmp_path / "good.csv").write_text(GOOD)
     child = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout.readline() == b"writing\n"
     assert any(p.name.endswith(".partial") for p in tmp_path.iterdir())
-    child.send_signal(signal.SIGINT)
+    child.send_signal(getattr(signal, name))
     _, err = child.communicate(timeout=30)
-    assert child.returncode != 0
+    assert child.returncode == 128 + getattr(signal, name)
     assert b"Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == ["good.csv"]
+
+
+def test_debug_may_stand_anywhere(run):
+    for command in (["--debug", "info", "nowhere"], ["info", "nowhere", "--debug"], ["info", "--debug", "nowhere"]):
+        with pytest.raises(InputError, match="no data set at"):
+            run(*command)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written(tmp_path):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "drm_triton", "prepare", "--list"]
+        result = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"error: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
