@@ -12,6 +12,7 @@ import hashlib
 import io
 import lzma
 import os
+import re
 import shutil
 import zipfile
 import zlib
@@ -133,8 +134,8 @@ class Inputs:
             if packed or path.is_dir():
                 found = self._open(path, patterns) if packed else self._inside(path, patterns)
             else:
-                matches = (path.parent / pattern for pattern in patterns)
-                found = [Input(str(match), match) for match in matches if match.is_file()]
+                matches = (match for pattern in patterns for match in _matching(path.parent, pattern))
+                found = [Input(str(match), match) for match in matches]
         except InputError:
             return None
         return found[0] if found else None
@@ -142,10 +143,9 @@ class Inputs:
     def _inside(self, folder: Path, patterns: Sequence[str]) -> list[Input]:
         for pattern in patterns:
             for place in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
-                for match in sorted(place.glob(pattern)):
-                    if match.is_file():
-                        return self._open(match, ("*",))
-        zips = sorted(folder.glob("*.zip"))
+                for match in _matching(place, pattern):
+                    return self._open(match, ("*",))
+        zips = _matching(folder, "*.zip")
         return self._open(zips[0], patterns) if zips else []
 
     def _open(self, path: Path, patterns: Sequence[str]) -> list[Input]:
@@ -195,9 +195,10 @@ class Inputs:
         found: list[Input] = []
         with reading(str(path)), zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX")]
+            members = [m for m in members if not _ABOUT.match(Path(m.filename).name)] or members
             for pattern in patterns:
                 for member in members:
-                    if fnmatch.fnmatch(Path(member.filename).name, pattern):
+                    if _fits(Path(member.filename).name, pattern):
                         place = self.scratch / f"{len(list(self.scratch.iterdir()))}-{Path(member.filename).name}"
                         with archive.open(member) as packed, place.open("wb") as plain:
                             shutil.copyfileobj(packed, plain, 1 << 20)
@@ -208,6 +209,18 @@ class Inputs:
         if any(f.path.stat().st_size == 0 for f in found):
             raise InputError(f"{path} holds an empty file: give files with interactions")
         return found
+
+
+_ABOUT = re.compile(r"(readme|licen[cs]e|copying|notice|changelog|citation)\b", re.IGNORECASE)  # not data
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name.lower(), pattern.lower())
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder whose names fit a pattern, in whatever case."""
+    return sorted(p for p in folder.iterdir() if _fits(p.name, pattern) and p.is_file())
 
 
 _ENCODING = "give its encoding, for example --encoding latin-1"

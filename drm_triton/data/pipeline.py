@@ -7,6 +7,7 @@ sorting these puts duplicates side by side and leaves the rows of a CSR matrix i
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,11 +39,20 @@ class Options:
         if self.split not in SPLITS:
             raise InputError(f"unknown split {self.split!r}: choose one of {', '.join(SPLITS)}")
         check_ratios(self.ratios)
-        for name in ("min_user", "min_item"):
-            if getattr(self, name) < 0:
+        # NumPy's numbers are as good as Python's, but cannot be stored as JSON.
+        object.__setattr__(self, "ratios", tuple(float(r) for r in self.ratios))
+        for name in ("min_user", "min_item", "seed"):
+            try:
+                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            except TypeError:
+                label = name.replace("_", "-")
+                raise InputError(f"{label} must be a whole number, got {getattr(self, name)!r}") from None
+            if name != "seed" and getattr(self, name) < 0:
                 raise InputError(f"{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
-        if self.min_rating is not None and self.min_rating != self.min_rating:
-            raise InputError("min-rating must be a number, got NaN")
+        if self.min_rating is not None:
+            if not isinstance(self.min_rating, int | float | np.number) or self.min_rating != self.min_rating:
+                raise InputError(f"min-rating must be a number, got {self.min_rating!r}")
+            object.__setattr__(self, "min_rating", float(self.min_rating))
 
 
 def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
@@ -87,6 +97,11 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
         shape = (len(user_ids), len(item_ids))
         parts = (labels == k for k in range(3))
         train, valid, test = (CSR.from_pairs(users[part], items[part], shape) for part in parts)
+        if not train.nnz:
+            raise InputError(
+                f"the split {options.split!r} leaves none of {len(users):,} interactions to train on: raise the first "
+                f"of {raw.option('ratios')}, choose another {raw.option('split')}, or give more data"
+            )
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
     meta = {"source": "frame", "options": asdict(options), "steps": steps}
     return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)

@@ -142,10 +142,10 @@ def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray:
 
 
 def table_length(path: Path, name: str) -> int:
-    """Return the number of rows of a Parquet id table, from its footer alone."""
+    """Return the number of rows of a Parquet id table, from its footer alone, and verify that it has ids."""
     file = path / f"{name}.parquet"
     try:
-        return int(pl.scan_parquet(file).select(pl.len()).collect().item())
+        return int(pl.scan_parquet(file).select(pl.col("id").len()).collect().item())
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"{file} is missing or damaged ({_first_line(error)}): prepare the data set again") from error
 

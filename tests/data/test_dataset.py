@@ -51,11 +51,24 @@ def test_from_csr_of_scipy_and_of_pairs_agree():
         ({"train": ([0, 1], [0]), "test": ([0, 1, 1], [0])}, "shape"),
         ({"train": ([0, 1], [0]), "user_ids": ["a", "b"]}, "user_ids"),
         ({"train": ([0, 2], [0, 1]), "item_ids": ["a", "a"]}, "item_ids"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": [1.5, 1.25]}, "item_ids must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": [[1], [2]]}, "item_ids must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": ["a", 1]}, "item_ids must be whole numbers or text"),
     ],
 )
 def test_from_csr_refuses(arguments, message):
     with pytest.raises(InputError, match=message):
         Dataset.from_csr(**arguments)
+
+
+def test_from_csr_brings_ids_to_whole_numbers_or_text():
+    def checksum(ids):
+        return Dataset.from_csr(([0, 2], [0, 1]), item_ids=ids).checksum
+
+    assert checksum(np.array([1.0, 2.0])) == checksum([1, 2]) == checksum(np.array([1, 2], dtype=np.uint64))
+    large = np.array([2**64 - 1, 2], dtype=np.uint64)
+    assert checksum(large) == checksum([str(2**64 - 1), "2"])
+    assert checksum(large) != checksum([-1, 2])
 
 
 def test_load_maps_memory(stored):
@@ -181,6 +194,7 @@ def wrong_pointers(path):
         (lambda path: (path / "meta.json").unlink(), "no meta.json"),
         (lambda path: pl.DataFrame({"id": [1]}).write_parquet(path / "users.parquet"), "1 rows and not 3"),
         (lambda path: (path / "items.parquet").write_bytes(b"PAR1"), "items.parquet"),
+        (lambda path: pl.DataFrame({"name": [1, 2, 3]}).write_parquet(path / "users.parquet"), "users.parquet"),
     ],
 )
 def test_load_refuses_a_damaged_store(stored, damage, message):

@@ -178,6 +178,22 @@ def test_advice_to_a_caller_names_arguments(columns, arguments, message):
     assert "--" not in str(caught.value)
 
 
+def test_options_of_other_types(tmp_path):
+    frame = pl.DataFrame({"user": [1, 1, 2], "item": [1, 2, 3]})
+    data = Dataset.from_frame(frame, seed=np.int64(3), min_user=np.int32(1), ratios=(np.float32(1), 1, 1))
+    data.save(tmp_path / "d")
+    assert Dataset.load(tmp_path / "d").meta["options"]["seed"] == 3
+    for wrong in (
+        {"seed": None},
+        {"seed": 1.5},
+        {"min_user": "2"},
+        {"ratios": "70/10/20"},
+        {"ratios": ("7", "1", "2")},
+    ):
+        with pytest.raises(InputError, match=next(iter(wrong)).replace("_", "-")):
+            Dataset.from_frame(frame, **wrong)
+
+
 def test_what_is_not_a_frame_is_refused():
     with pytest.raises(InputError, match="not list"):
         Dataset.from_frame([1, 2])

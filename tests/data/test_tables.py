@@ -150,6 +150,17 @@ def test_zip_with_several_members(tmp_path):
     assert ids(data) == ([1, 3], [2, 4])
 
 
+def test_zip_in_capitals_with_a_file_about_it(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("A/RATINGS.CSV", "user,item,rating\n1,2,5\n")
+        archive.writestr("A/README.txt", "Thank you for your interest")
+    for name in ("table", "ml-20m"):
+        assert ids(prepare(find_source(name), [tmp_path / "a.zip"], tmp_path / name)) == ([1], [2])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "Ratings.csv").write_text("user,item,rating\n1,2,5\n")
+    assert ids(prepare(find_source("ml-20m"), [tmp_path / "folder"], tmp_path / "out")) == ([1], [2])
+
+
 def test_glob_and_several_files(tmp_path):
     (tmp_path / "a1.csv").write_text("user,item\n1,2\n")
     (tmp_path / "a2.csv").write_text("item,user\n9,1\n")
