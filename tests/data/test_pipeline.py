@@ -187,6 +187,7 @@ def test_options_of_other_types(tmp_path):
         {"seed": None},
         {"seed": 1.5},
         {"min_user": "2"},
+        {"min_rating": "4"},
         {"ratios": "70/10/20"},
         {"ratios": ("7", "1", "2")},
     ):
