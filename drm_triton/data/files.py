@@ -281,6 +281,8 @@ def _explain(error: BaseException, encoding: str) -> str:
     text = str(error).strip().split("\n", 1)[0]
     if isinstance(error, UnicodeError):
         return f"it is not in the expected encoding ({text}); {encoding}"
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}; check its permissions, or give another"
     meaning = next((m for sign, m in _MEANINGS.items() if sign in str(error).lower()), None)
     if meaning is None:
         return f"{text}; check that the file is complete and of the kind its name says"

@@ -37,7 +37,8 @@ TABLE = Source(
     summary="any CSV, TSV, PSV, Parquet or JSON-lines file, with or without gzip, zstd or zip",
     origin="your own",
     licence="your own",
-    layout="one interaction per row; columns recognised, or named by --user --item --rating --timestamp or --columns",
+    layout="one interaction per row; columns recognised, or named by --user --item --rating --timestamp or --columns; "
+    "blanks around ids of a text file are dropped",
     read=read,
     reads=TABLE_FIELDS | {"titles"},
 )
