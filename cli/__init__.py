@@ -1,7 +1,9 @@
 """The `drm-triton` command: one file per subcommand, heavy imports inside the commands."""
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -52,10 +54,35 @@ def main() -> None:
     """Run the command line; errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input)."""
     # torch's idle threads sleep instead of spinning, which would take cores from the threads of the CPU kernels
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # it may stand anywhere
+    debug = len(arguments) < len(sys.argv) - 1
+    _end_orderly()
     try:
-        app()
+        try:
+            app(arguments)
+        finally:
+            sys.stdout.flush()  # here, where a failure can still be told
     except DrmError as error:
-        if "--debug" in sys.argv:
+        if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if debug or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _end_orderly() -> None:
+    """Let kill and a closed terminal unwind the program as Ctrl-C does, so that nothing half done stays."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, end)

@@ -89,7 +89,7 @@ def _published(data: "Dataset") -> dict[str, float] | None:
     from drm_triton.data.sources import SOURCES
 
     source = SOURCES.get(str(data.meta.get("source")))
-    if source is None or source.published is None:
+    if source is None or source.published is None or data.meta.get("synthetic"):
         return None
     users, items, interactions = (getattr(source.published, k) for k in ("users", "items", "interactions"))
     return {

@@ -23,12 +23,36 @@ Weight = Literal["uniform", "precision", "recall", "ndcg", "ap"]
 UserSampling = Literal["proportional", "uniform"]
 
 ADAGRAD_EPS = 1e-10
+FLOATS, INT32, INT64 = (torch.float32, torch.float64), (torch.int32,), (torch.int64,)
 
 
 def check_choice(function: str, name: str, value: str, choices: object) -> None:
     """Raise unless `value` is one of a Literal's values."""
     if value not in get_args(choices):
         raise InputError(f"{function}: {name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def check_tensor(
+    function: str, name: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Raise unless a tensor has this shape (None leaves a size free) and one of these types."""
+    if tensor.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise InputError(f"{function}: {name} must be {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")
+    matches = tensor.ndim == len(shape) and all(
+        want is None or want == size for want, size in zip(shape, tensor.shape, strict=True)
+    )
+    if not matches:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"{function}: {name} must have shape [{wanted}], got {list(tensor.shape)}")
+
+
+def check_devices(function: str, **tensors: Tensor) -> None:
+    """Raise unless all tensors are on one device."""
+    (first, tensor), *others = tensors.items()
+    for name, other in others:
+        if other.device != tensor.device:
+            raise InputError(f"{function}: {name} must be on {tensor.device} as {first} is, got {other.device}")
 
 
 @dataclass(frozen=True)
@@ -144,3 +168,72 @@ class ListPlan:
     def n(self) -> int:
         """Items in a list."""
         return self.rho + self.eta
+
+
+# What every backend checks of its arguments. Nothing here reads values, so a GPU is not waited for.
+
+
+def check_sample(plan: ListPlan, epoch: int, start: int, stop: int) -> None:
+    """Check the arguments of `sample_lists`."""
+    if not (epoch >= 0 and 0 <= start <= stop):
+        raise InputError(
+            f"sample_lists: epoch must be at least 0 and 0 <= start <= stop, got {epoch}, {start} and {stop}"
+        )
+    if plan.user_sampling == "proportional" and stop > plan.n_lists:
+        raise InputError(f"sample_lists: an epoch holds {plan.n_lists} lists, asked for number {stop - 1}")
+
+
+def check_lists(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> None:
+    """Check the arguments of `list_gradients`."""
+    name = "list_gradients"
+    check_tensor(name, "U", U, (None, None), FLOATS)
+    check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
+    check_tensor(name, "users", users, (None,), INT32)
+    check_tensor(name, "items", items, (len(users), None), INT32)
+    check_devices(name, U=U, V=V, users=users, items=items)
+    n = items.shape[1]
+    if not objective.rho < n:
+        raise InputError(f"{name}: a list needs more than rho = {objective.rho} items, the negatives, got {n}")
+    if objective.drm and n < objective.K:
+        raise InputError(f"{name}: k must be at most the list length {n}, got {objective.K}")
+
+
+def check_update(
+    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+) -> None:
+    """Check the arguments of `update_rows`."""
+    name = "update_rows"
+    check_choice(name, "score", score, Score)
+    if not 0 <= lr < float("inf"):
+        raise InputError(f"{name}: lr must be finite and at least 0, got {lr}")
+    check_tensor(name, "table", table, (None, None), FLOATS)
+    check_tensor(name, "state", state, tuple(table.shape), (table.dtype,))
+    check_tensor(name, "rows", rows, (None,), INT32)
+    check_tensor(name, "coef", coef, (len(rows),), (table.dtype,))
+    check_tensor(name, "X", X, (None, table.shape[1]), (table.dtype,))
+    check_tensor(name, "source", source, (None,), INT32)
+    check_devices(name, table=table, state=state, rows=rows, coef=coef, X=X, source=source)
+    for label, tensor in (("table", table), ("state", state)):
+        if not tensor.is_contiguous():
+            raise InputError(
+                f"{name}: {label} is changed in place and must be contiguous, got strides {tensor.stride()}"
+            )
+    if X.data_ptr() == table.data_ptr() and X.numel():
+        raise InputError(f"{name}: X must not be the table that is updated; pass a copy")
+    if len(rows) and (len(source) == 0 or len(rows) % len(source)):
+        raise InputError(f"{name}: the length of source must divide that of rows, got {len(source)} and {len(rows)}")
+
+
+def check_top_k(queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None) -> None:
+    """Check the arguments of `top_k`."""
+    name = "top_k"
+    check_choice(name, "score", score, Score)
+    check_tensor(name, "queries", queries, (None, None), FLOATS)
+    check_tensor(name, "V", V, (None, queries.shape[1]), (queries.dtype,))
+    check_devices(name, queries=queries, V=V)
+    if k < 1:
+        raise InputError(f"{name}: k must be at least 1, got {k}")
+    if seen is not None:
+        check_tensor(name, "the indptr of seen", seen[0], (len(queries) + 1,), INT64)
+        check_tensor(name, "the indices of seen", seen[1], (None,), INT32)
+        check_devices(name, queries=queries, indptr=seen[0], indices=seen[1])

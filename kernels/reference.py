@@ -10,7 +10,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from drm_triton.kernels.interface import ADAGRAD_EPS, ListGradients, ListPlan, Objective, Score, Weight
+from drm_triton.kernels.interface import (
+    ADAGRAD_EPS,
+    ListGradients,
+    ListPlan,
+    Objective,
+    Score,
+    Weight,
+    check_lists,
+    check_sample,
+    check_top_k,
+    check_update,
+)
 
 # ---------------------------------------------------------------------------------------------------------------
 # Sampling: Philox 4x32-10 (Salmon et al., SC 2011), key = seed, counter = (block, 4 * epoch + stream, id, id >> 32).
@@ -92,6 +103,7 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
     users : int32 [B]
     items : int32 [B, n], the rho positives and then the eta negatives
     """
+    check_sample(plan, epoch, start, stop)
     device = plan.indptr.device
     number = torch.arange(start, stop, device=device)
     if plan.user_sampling == "proportional":
@@ -232,6 +244,7 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     Where several positives share the smallest score, or negatives the largest, the first of them bears the hinge
     gradient.
     """
+    check_lists(U, V, users, items, objective)
     rho, n = objective.rho, items.shape[1]
     s = list_scores(U, V, users, items, objective.score)
     hinge, drm, mse = list_losses(s, len(V), objective)
@@ -267,6 +280,7 @@ def update_rows(
     table, state : [R, d] factors and Adagrad's sum of squares
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E
     """
+    check_update(table, state, rows, coef, X, source, lr, score)
     unique, slot = rows.long().unique(return_inverse=True)
     x = X[source.long()].repeat_interleave(len(rows) // len(source), dim=0)
     if score == "l2":
@@ -297,6 +311,7 @@ def top_k(
     -------
     items : int32 [m, k], scores : [m, k]; where fewer than k items remain, item -1 with score -inf.
     """
+    check_top_k(queries, V, k, score, seen)
     s = queries @ V.T if score == "dot" else -(queries[:, None, :] - V[None, :, :]).square().sum(-1)
     if seen is not None:
         indptr, indices = seen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from drm_triton.data.files import reading
-from drm_triton.data.frames import Raw
+from drm_triton.data.frames import Part, Raw
 from drm_triton.data.split import NEEDS_TIME
 from drm_triton.errors import InputError
 
@@ -27,12 +27,12 @@ def collect(raw: Raw, options: Options) -> pl.DataFrame:
     follows (blank lines, spaces round numbers, negative ids), and then one that reads ids as the text they are; a null
     that is left is an error in the data.
     """
-    _check_needs(raw, _schema(raw), options)
-    whole = {role: _looks_whole(raw, role) for role in ("user", "item")}
     careful = False
     view = replace(
         raw, parts=[replace(part, frame=part.frame if part.quick is None else part.quick) for part in raw.parts]
     )
+    _check_needs(raw, _schema(view), options)
+    whole = {role: _looks_whole(view, role) for role in ("user", "item")}
     while True:
         schema = _schema(view)
         columns = {role: _id(raw, schema[role], role, whole[role], careful) for role in ("user", "item")}
@@ -41,7 +41,7 @@ def collect(raw: Raw, options: Options) -> pl.DataFrame:
         if raw.own_filter and "rating" in schema:
             columns["rating"] = _number(schema["rating"], careful).cast(pl.Float32)
         if options.split in NEEDS_TIME:
-            columns["time"] = _time(raw, schema["timestamp"])
+            columns["time"] = _time(view, schema["timestamp"])
         try:
             frame = _run(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
         except InputError:
@@ -57,12 +57,12 @@ def collect(raw: Raw, options: Options) -> pl.DataFrame:
         elif any(whole.get(name) for name in lost):
             whole.update({role: False for role in whole if role in lost})
         else:
-            _fail_at(raw, lost[0], columns[lost[0]])
+            raise _error_at(raw, lost[0], columns[lost[0]])
 
 
 def _check_needs(raw: Raw, schema: Mapping[str, pl.DataType], options: Options) -> None:
     needs = (
-        [("rating", f"min-rating {options.min_rating:g}", "leave --min-rating out")]
+        [("rating", f"min-rating {options.min_rating:g}", f"leave {raw.option('min-rating')} out")]
         if options.min_rating is not None
         else []
     )
@@ -70,10 +70,12 @@ def _check_needs(raw: Raw, schema: Mapping[str, pl.DataType], options: Options) 
         needs.append(("timestamp", f"split {options.split!r}", "choose another split"))
     for role, step, otherwise in needs:
         if role not in schema:
-            raise InputError(
-                f"{step} needs a {role} for each interaction, and {_names(raw)} has no column, or several, recognised "
-                f"as such: name it with --{role}, or {otherwise}"
+            lack = (
+                f"has no column, or several, recognised as such: name it with {raw.option(role)}, or"
+                if raw.named
+                else "has none:"
             )
+            raise InputError(f"{step} needs a {role} for each interaction, and {_names(raw)} {lack} {otherwise}")
 
 
 def _run(raw: Raw, query: pl.LazyFrame) -> pl.DataFrame:
@@ -95,20 +97,36 @@ def _names(raw: Raw) -> str:
 
 def _schema(raw: Raw) -> dict[str, pl.DataType]:
     """Types of the columns that all files have; where files disagree the column is read as text."""
-    schemas = [part.frame.collect_schema() for part in raw.parts]
-    common = [c for c in schemas[0].names() if all(c in s for s in schemas)]
-    return {c: _common_type([s[c] for s in schemas]) for c in common}
+    schemas = []
+    for part in raw.parts:
+        with reading(part.name, part.locate):
+            schemas.append(part.frame.collect_schema())
+    common = [c for c in schemas[0].names() if c != "row" and all(c in s for s in schemas)]
+    return {c: _common_type([s[c] for s in schemas], is_id=c in ("user", "item")) for c in common}
 
 
-def _common_type(types: Sequence[pl.DataType]) -> pl.DataType:
+def _common_type(types: Sequence[pl.DataType], is_id: bool) -> pl.DataType:
     if len(set(types)) == 1:
         return types[0]
-    return pl.Int64() if all(t in _SMALL_INTEGERS for t in types) else pl.String()
+    if is_id and all(t in _SMALL_INTEGERS or t.is_float() for t in types):
+        return pl.Int64()
+    numbers = not is_id and all(t.is_numeric() for t in types)
+    return (pl.Float64() if any(t.is_float() for t in types) else pl.Int64()) if numbers else pl.String()
+
+
+def _aligned(part: Part, schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
+    """The columns of one file in the types of `schema`; an id 2.0 is 2, as in a file where ids are integers."""
+    own = part.frame.collect_schema()
+    columns = []
+    for c, dtype in schema.items():
+        float_id = c in ("user", "item") and own[c].is_float() and own[c] != dtype
+        columns.append((_whole(pl.col(c)) if float_id else pl.col(c)).cast(dtype))
+    return columns
 
 
 def _concat(raw: Raw, drop_blank: bool = False) -> pl.LazyFrame:
     schema = _schema(raw)
-    frames = [part.frame.select(pl.col(c).cast(dtype) for c, dtype in schema.items()) for part in raw.parts]
+    frames = [part.frame.select(_aligned(part, schema)) for part in raw.parts]
     frame = frames[0] if len(frames) == 1 else pl.concat(frames)
     return frame.filter(~pl.all_horizontal(pl.all().is_null())) if drop_blank else frame
 
@@ -119,7 +137,7 @@ def _looks_whole(raw: Raw, role: str) -> bool:
         return True
     if not raw.text or dtype != pl.String:
         return False
-    return bool(_head(raw, role).str.contains(WHOLE_NUMBER).all())
+    return bool(_head(raw, role).str.strip_chars().str.contains(WHOLE_NUMBER).all())
 
 
 def _head(raw: Raw, column: str) -> pl.Series:
@@ -136,17 +154,25 @@ def _id(raw: Raw, dtype: pl.DataType, role: str, whole: bool, careful: bool) -> 
     if dtype in _SMALL_INTEGERS:
         return column.cast(pl.Int64)
     if dtype.is_float():  # pandas makes whole numbers float when one is missing
-        return pl.when(column == column.floor()).then(column.cast(pl.Int64, strict=False))
+        return _whole(column)
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise InputError(
             f"{_names(raw)} has {role} ids of type {dtype}, which cannot be used: make them whole numbers or text"
         )
     text = column.cast(pl.String)
+    if raw.text and (careful or not whole):
+        text = text.str.strip_chars()
     if whole:
         # Comparing texts is far quicker than a regular expression, and right but for negative numbers.
         plain = text.str.contains(WHOLE_NUMBER) if careful else (text >= "1") | (text == "0")
         return pl.when(plain).then(text.cast(pl.Int64, strict=False))
     return pl.when(text != "").then(text)
+
+
+def _whole(column: pl.Expr) -> pl.Expr:
+    """A float as Int64; null where it is not a whole number, or so large that neighbours would be the same float."""
+    exact = (column == column.floor()) & (column.abs() < 2**53)
+    return pl.when(exact).then(column.cast(pl.Int64, strict=False))
 
 
 def _number(dtype: pl.DataType, careful: bool) -> pl.Expr:
@@ -168,47 +194,51 @@ def _time(raw: Raw, dtype: pl.DataType) -> pl.Expr:
     if dtype.is_temporal():
         return column.cast(pl.Datetime("us")).cast(pl.Int64)
     if dtype.is_float():
-        return pl.when(column.is_not_nan()).then(column)
+        return pl.when(column.is_finite()).then(column)
     if dtype != pl.String:
         return column.cast(pl.Int64, strict=False)
     column = column.str.strip_chars()
     head = _head(raw, "timestamp").str.strip_chars()
     if len(head) and head.head(1).cast(pl.Float64, strict=False).null_count() == 0:
         whole = head.str.contains(r"^[+-]?[0-9]+$").all()
-        return column.cast(pl.Int64 if whole else pl.Float64, strict=False)
-    return pl.coalesce(column.str.to_datetime(form, strict=False, time_unit="us") for form in _DATES).cast(pl.Int64)
+        if whole:
+            return column.cast(pl.Int64, strict=False)
+        number = column.cast(pl.Float64, strict=False)
+        return pl.when(number.is_finite()).then(number)
+    column = column.str.replace(r"^(\d{4}-\d\d-\d\d)T", "$1 ").str.replace(r" ?(?:Z|UTC)$", "+00:00")
+    column = column.str.replace(r"(:\S+[+-]\d\d)$", "${1}:00")
+    return pl.coalesce(column.str.to_datetime(form, strict=False, time_unit="us").cast(pl.Int64) for form in _DATES)
 
 
-# Only forms that mean one thing: 01/02/2020 is January in one country and February in another.
-_DATES = ("%Y-%m-%d", *(f"%Y-%m-%d{t}%H:%M{s}{z}" for t in " T" for s in ("", ":%S%.f") for z in ("", "Z")), "%Y/%m/%d")
+# Only forms that mean one thing: 01/02/2020 is January in one country and February in another. A time without offset
+# is taken as UTC.
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", *(f"%Y-%m-%d %H:%M{seconds}{z}" for seconds in (":%S%.f", "") for z in ("", "%z")))
 
 
 _PROBLEMS = {
-    "user": ("user", "has no usable user id", "correct or remove that row"),
-    "item": ("item", "has no usable item id", "correct or remove that row"),
-    "keep": (
-        "rating",
-        "has a rating that is missing or not a number",
-        "correct it, name another column with --rating, or ignore ratings with --rating ''",
-    ),
-    "time": (
-        "timestamp",
-        "has a time that is neither a number nor like 2020-12-31 23:59:59",
-        "correct it, or name another column with --timestamp",
-    ),
+    "user": ("user", "has no usable user id"),
+    "item": ("item", "has no usable item id"),
+    "keep": ("rating", "has a rating that is missing or not a number"),
+    "time": ("timestamp", "has a time that is neither a number nor like 2020-12-31 23:59:59"),
 }
 
 
-def _fail_at(raw: Raw, column: str, expression: pl.Expr) -> None:
+def _error_at(raw: Raw, column: str, expression: pl.Expr) -> InputError:
     """Find the first row where `expression` is null and say where it is."""
-    role, problem, advice = _PROBLEMS[column]
+    role, problem = _PROBLEMS[column]
+    advice = "correct or remove that row"
+    if raw.named and column in ("keep", "time"):
+        advice += f", or name another column with {raw.option(role)}"
+        advice += f" ({raw.option(role)} '' ignores ratings)" if column == "keep" else ""
+    schema = _schema(raw)
     for part in raw.parts:
-        rows = part.frame.with_row_index("row").filter(expression.is_null())
+        numbered = part.frame if "row" in part.frame.collect_schema() else part.frame.with_row_index("row")
+        rows = numbered.select("row", *_aligned(part, schema), seen=role)
         if raw.text:
-            rows = rows.filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-        bad = rows.select("row", role).head(1).collect()
+            rows = rows.filter(~pl.all_horizontal(pl.exclude("row", "seen").is_null()))
+        bad = rows.filter(expression.is_null()).select("row", "seen").head(1).collect()
         if len(bad):
             row, value = bad.row(0)
             seen = "" if value is None or value == "" else f" ({value!r})"
-            header = " (the header not counted)" if raw.text else ""
-            raise InputError(f"row {row + 1:,} of {part.name}{header} {problem}{seen}: {advice}")
+            return InputError(f"{part.unit} {row + 1:,} of {part.name} {problem}{seen}: {advice}")
+    return InputError(f"{_names(raw)} {problem} in some row: {advice}")

@@ -142,7 +142,7 @@ class Dataset:
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the data set to a directory, atomically; an existing one is replaced only if `overwrite`."""
-        path = Path(path)
+        path = store.check_target(Path(path), overwrite)
         arrays: dict[str, NDArray] = {}
         for name in store.SPLIT_NAMES:
             matrix: CSR = getattr(self, name)
@@ -248,10 +248,29 @@ def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
 def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
     if ids is None:
         return None
-    series = pl.Series("id", ids)
+    try:
+        series = _as_ids(pl.Series("id", ids))
+    except (TypeError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"from_csr: {kind}_ids must be whole numbers or text ({error})") from error
     if len(series) != rows or series.null_count() or series.n_unique() != rows:
         raise InputError(f"from_csr: {kind}_ids must hold {rows} different ids, none of them null; got {len(series)}")
     return series.to_frame()
+
+
+def _as_ids(ids: pl.Series) -> pl.Series:
+    """Bring ids to Int64 or String, as the pipeline does; raise if that would change one."""
+    if ids.dtype.is_integer() and ids.dtype != pl.UInt64:
+        return ids.cast(pl.Int64)
+    if ids.dtype.is_numeric():
+        whole = ids.cast(pl.Int64, strict=False)
+        if ids.dtype == pl.UInt64:
+            return ids.cast(pl.String) if whole.null_count() > ids.null_count() else whole
+        if not ((whole == ids) & (whole.abs() < 2**53)).all():
+            raise TypeError(f"not {ids.dtype} with fractions")
+        return whole
+    if ids.dtype.is_nested() or ids.dtype in (pl.Binary, pl.Object):
+        raise TypeError(f"not {ids.dtype}")
+    return ids.cast(pl.String)
 
 
 def _encode(ids: Any, known: pl.Series, kind: str) -> NDArray[np.int32]:

@@ -7,13 +7,14 @@ import os
 import re
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from drm_triton._version import __version__
 from drm_triton.data.sources.base import Source
 from drm_triton.errors import DrmError, InputError
-from drm_triton.progress import SILENT, Reporter
+from drm_triton.progress import SILENT, Reporter, Step
 
 TIMEOUT = 30.0  # seconds without a byte
 _BLOCK = 1 << 18
@@ -56,19 +57,7 @@ def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SIL
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with report.step(f"download {url}", unit="bytes") as step:
-            have = part.stat().st_size if part.exists() and tag.exists() else 0
-            with _open(url, have, tag.read_text() if have else "") as response:
-                resumed = response.status == 206
-                have = have if resumed else 0
-                length = response.headers.get("Content-Length")
-                total = have + int(length) if length else None
-                tag.write_text(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
-                step.total = total
-                step.advance(have)
-                with part.open("ab" if resumed else "wb") as handle:
-                    while block := response.read(_BLOCK):
-                        handle.write(block)
-                        step.advance(len(block))
+            total = _transfer(url, part, tag, step)
             if total is not None and part.stat().st_size != total:
                 raise DrmError(
                     f"the download of {url} broke off after {part.stat().st_size:,} of {total:,} bytes: run "
@@ -93,6 +82,31 @@ def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SIL
     os.replace(part, target)
     tag.unlink(missing_ok=True)
     return target
+
+
+def _transfer(url: str, part: Path, tag: Path, step: Step) -> int | None:
+    """Append to `part` what is missing, or write it anew; return the size of the whole file if the server tells."""
+    have = part.stat().st_size if part.exists() and tag.exists() else 0
+    try:
+        response = _open(url, have, tag.read_text() if have else "")
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":  # all was there but the last rename
+            return have
+        have, response = 0, _open(url)
+    with response:
+        resumed = response.status == HTTPStatus.PARTIAL_CONTENT
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        tag.write_text(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
+        step.total = have + int(length) if length else None
+        step.advance(have)
+        with part.open("ab" if resumed else "wb") as handle:
+            while block := response.read(_BLOCK):
+                handle.write(block)
+                step.advance(len(block))
+    return step.total
 
 
 def _open(url: str, start: int = 0, tag: str = "") -> HTTPResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import fnmatch
 import glob
@@ -10,6 +11,8 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
+import re
 import shutil
 import zipfile
 import zlib
@@ -78,27 +81,31 @@ class Inputs:
     ----------
     raw : paths, globs, folders or zip files
     scratch : an existing folder, removed by the caller afterwards
+    option : what the user gave them by, for messages
     """
 
-    def __init__(self, raw: Sequence[str | Path], scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self, raw: Sequence[str | Path], scratch: Path, option: str = "--raw") -> None:
+        self.scratch, self.option = scratch, option
         self.paths: list[Path] = []
         for given in raw:
-            path = Path(given).expanduser()
-            matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
-            if not matches:
-                what = "no file matches" if glob.has_magic(str(path)) else "there is no file"
-                raise InputError(f"{what} {path}: check --raw")
-            self.paths += [m for m in matches if m.is_file() or m == path]
+            path = Path(os.path.expanduser(given))
+            try:
+                matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+                if not matches:
+                    what = "no file matches" if glob.has_magic(str(path)) else "there is no file"
+                    raise InputError(f"{what} {path}: check {option}")
+                self.paths += [m for m in matches if m.is_file() or m == path]
+            except OSError as error:  # a name too long, a directory that may not be entered
+                raise InputError(f"cannot read {path}: {error.strerror or error}; check {option}") from error
         if not self.paths:
-            raise InputError(f"--raw {' '.join(map(str, raw))} matches folders only: give files")
+            raise InputError(f"{option} {' '.join(map(str, raw))} matches folders only: give files")
 
     def all(self, patterns: Sequence[str] = ("*",)) -> list[Input]:
         """Return every file given; of a zip, its members that match a pattern."""
         found: list[Input] = []
         for path in self.paths:
             if path.is_dir():
-                raise InputError(f"{path} is a folder: give its files, for example --raw '{path}/*.csv'")
+                raise InputError(f"{path} is a folder: give its files, for example {self.option} '{path}/*.csv'")
             found += self._open(path, patterns)
         return found
 
@@ -112,10 +119,11 @@ class Inputs:
         """
         path = self.paths[0]
         if len(self.paths) > 1:
-            raise InputError(f"{what} is one file, but --raw names {len(self.paths)}: give one of them")
-        found = self._inside(path, patterns) if path.is_dir() else self._open(path, patterns)
+            raise InputError(f"{what} is one file, but {self.option} names {len(self.paths)}: give one of them")
+        with reading(str(path)):
+            found = self._inside(path, patterns) if path.is_dir() else self._open(path, patterns)
         if not found:
-            raise InputError(f"{path} holds no {' or '.join(patterns)} ({what}): check --raw")
+            raise InputError(f"{path} holds no {' or '.join(patterns)} ({what}): check {self.option}")
         return found[0]
 
     def beside(self, patterns: Sequence[str]) -> Input | None:
@@ -126,8 +134,8 @@ class Inputs:
             if packed or path.is_dir():
                 found = self._open(path, patterns) if packed else self._inside(path, patterns)
             else:
-                matches = (path.parent / pattern for pattern in patterns)
-                found = [Input(str(match), match) for match in matches if match.is_file()]
+                matches = (match for pattern in patterns for match in _matching(path.parent, pattern))
+                found = [Input(str(match), match) for match in matches]
         except InputError:
             return None
         return found[0] if found else None
@@ -135,10 +143,9 @@ class Inputs:
     def _inside(self, folder: Path, patterns: Sequence[str]) -> list[Input]:
         for pattern in patterns:
             for place in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
-                for match in sorted(place.glob(pattern)):
-                    if match.is_file():
-                        return self._open(match, ("*",))
-        zips = sorted(folder.glob("*.zip"))
+                for match in _matching(place, pattern):
+                    return self._open(match, ("*",))
+        zips = _matching(folder, "*.zip")
         return self._open(zips[0], patterns) if zips else []
 
     def _open(self, path: Path, patterns: Sequence[str]) -> list[Input]:
@@ -176,33 +183,60 @@ class Inputs:
                     shutil.copyfileobj(io.TextIOWrapper(packed, encoding, newline=""), text, 1 << 20)
         return target
 
+    def without_mark(self, source: Input) -> Input:
+        """Return the file, or a copy if it begins with a byte order mark, which Polars does not expect in JSON."""
+        if source.kind == "zstd":
+            return source
+        with reading(source.name), _OPENERS.get(source.kind, open)(source.path, "rb") as handle:
+            marked = handle.read(3) == codecs.BOM_UTF8
+        return Input(source.name, self.unpack(source, "utf-8-sig"), source.on_disk) if marked else source
+
     def _unzip(self, path: Path, patterns: Sequence[str]) -> list[Input]:
         found: list[Input] = []
         with reading(str(path)), zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX")]
+            members = [m for m in members if not _ABOUT.match(Path(m.filename).name)] or members
             for pattern in patterns:
                 for member in members:
-                    if fnmatch.fnmatch(Path(member.filename).name, pattern):
+                    if _fits(Path(member.filename).name, pattern):
                         place = self.scratch / f"{len(list(self.scratch.iterdir()))}-{Path(member.filename).name}"
                         with archive.open(member) as packed, place.open("wb") as plain:
                             shutil.copyfileobj(packed, plain, 1 << 20)
                         found.append(Input(f"{path}:{member.filename}", place, path))
         if not found:
             seen = ", ".join(m.filename for m in members[:5]) or "nothing"
-            raise InputError(f"{path} holds no {' or '.join(patterns)}; it holds {seen}: check --raw")
+            raise InputError(f"{path} holds no {' or '.join(patterns)}; it holds {seen}: check {self.option}")
         if any(f.path.stat().st_size == 0 for f in found):
             raise InputError(f"{path} holds an empty file: give files with interactions")
         return found
 
 
+_ABOUT = re.compile(r"(readme|licen[cs]e|copying|notice|changelog|citation)\b", re.IGNORECASE)  # not data
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name.lower(), pattern.lower())
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder whose names fit a pattern, in whatever case."""
+    return sorted(p for p in folder.iterdir() if _fits(p.name, pattern) and p.is_file())
+
+
+_ENCODING = "give its encoding, for example --encoding latin-1"
+
+
 @contextmanager
-def reading(name: str, locate: Callable[[], str] = str) -> Iterator[None]:
-    """Turn whatever goes wrong while `name` is read into one paragraph for the user; `locate` may find the place."""
+def reading(name: str, locate: Callable[[], str] = str, encoding: str = _ENCODING) -> Iterator[None]:
+    """Turn whatever goes wrong while `name` is read into one paragraph for the user.
+
+    `locate` may find the place; `encoding` is the advice if it is not in UTF-8.
+    """
     try:
         yield
     except _FAILURES as error:
         place = locate()
-        raise InputError(f"cannot read {name}{', ' if place else ''}{place}: {_explain(error)}") from error
+        raise InputError(f"cannot read {name}{', ' if place else ''}{place}: {_explain(error, encoding)}") from error
 
 
 _FAILURES = (
@@ -218,8 +252,8 @@ _FAILURES = (
 )
 
 _MEANINGS = {  # what the message of a library may contain -> what it means for the user
-    "utf-8": "it is not in UTF-8; give its encoding, for example --encoding latin-1",
-    "utf8": "it is not in UTF-8; give its encoding, for example --encoding latin-1",
+    "utf-8": "it is not in UTF-8; {encoding}",
+    "utf8": "it is not in UTF-8; {encoding}",
     "unknown encoding": "give an --encoding that Python knows, such as latin-1 or utf-16",
     "more fields": "a row has more fields than the first; correct it, or give the right --separator",
     "malformed": "its quotation marks do not pair up; quote fields that contain them, and double them inside",
@@ -233,20 +267,26 @@ _MEANINGS = {  # what the message of a library may contain -> what it means for 
     "not a zip file": "it is truncated or damaged; fetch or export it again",
     "bad crc": "it is damaged; fetch or export it again",
     "crc check failed": "it is damaged; fetch or export it again",
+    "field larger than": "a field of its first lines is longer than 128 KB; check its quotation marks and --separator",
+    "new-line character": "a carriage return stands alone in a line; remove it, or end lines with a newline",
+    "cannot parse '": "a value is of another kind than those above it; make ids numbers or text, ratings numbers",
+    "supertype": "a value is of another kind than those above it; make ids numbers or text, ratings numbers",
     "no space left": "there is no room to unpack it; free some space, or set TMPDIR to a larger disk",
     "deflate": "it is damaged; fetch or export it again",
 }
 
 
-def _explain(error: BaseException) -> str:
+def _explain(error: BaseException, encoding: str) -> str:
     """Say in a sentence what an error of Polars, Python or the system means for an input file."""
     text = str(error).strip().split("\n", 1)[0]
     if isinstance(error, UnicodeError):
-        return f"it is not in the expected encoding ({text}); give the right one, for example --encoding latin-1"
+        return f"it is not in the expected encoding ({text}); {encoding}"
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}; check its permissions, or give another"
     meaning = next((m for sign, m in _MEANINGS.items() if sign in str(error).lower()), None)
-    return (
-        f"{meaning} ({text})" if meaning else f"{text}; check that the file is complete and of the kind its name says"
-    )
+    if meaning is None:
+        return f"{text}; check that the file is complete and of the kind its name says"
+    return f"{meaning.format(encoding=encoding)} ({text})"
 
 
 def first_bad_line(source: Input, good: Callable[[str], bool]) -> str:

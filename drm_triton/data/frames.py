@@ -37,15 +37,18 @@ class Part:
     Attributes
     ----------
     name : the file, for messages
-    frame : columns ``user``, ``item`` and, where there are such, ``rating`` and ``timestamp``
+    frame : columns ``user``, ``item`` and, where there are such, ``rating``, ``timestamp``, and ``row`` (a number from
+        0, for messages) if a row of the file holds several interactions
     locate : called when the file turns out to be damaged; returns where, such as "line 17", or ""
-    quick : the same, with ratings already numbers; quicker to read, but fails on a rating that is none
+    quick : the same, quicker to read, but fails where values are not of the type that is expected
+    unit : what a row of the file is called in messages
     """
 
     name: str
     frame: pl.LazyFrame
     locate: Callable[[], str] = str
     quick: pl.LazyFrame | None = None
+    unit: str = "row"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,11 @@ class Raw:
     parts : the files, in the order given
     text : bool
         The ids were read from a text file, where 17 and "17" look the same: whole numbers become integers, unless
-        some id (such as 007) would not come back as it was written.
+        some id (such as 007) would not come back as it was written. Blanks around an id do not belong to it.
+    named : bool
+        The user can say which column is which, and may be advised to.
+    python : bool
+        The user calls a function, and options are its arguments.
     titles : LazyFrame, optional
         Columns ``item`` and ``title``.
     files : paths
@@ -71,6 +78,12 @@ class Raw:
     titles: pl.LazyFrame | None = None
     files: Sequence[Path] = field(default_factory=tuple)
     own_filter: tuple[str, Callable[[pl.LazyFrame], pl.LazyFrame]] | None = None
+    named: bool = False
+    python: bool = False
+
+    def option(self, name: str) -> str:
+        """Spell an option as this user would give it: ``--min-rating`` or ``min_rating``."""
+        return name.replace("-", "_") if self.python else f"--{name}"
 
 
 def find_columns(
@@ -119,7 +132,8 @@ def find_columns(
                 if matches
                 else f"{where} has no column recognised as the {role}'s; its columns are {seen}"
             )
-            raise InputError(f"{problem}; name it with {option}{role}{_headerless(columns, matches)}")
+            hint = _headerless(columns, matches) if option else ""  # of a frame the advice cannot be followed
+            raise InputError(f"{problem}; name it with {option}{role}{hint}")
     if found["user"] == found["item"]:
         raise InputError(
             f"{where}: column {found['user']!r} cannot be both user and item; name them with {option}user, {option}item"
@@ -166,7 +180,8 @@ def raw_from_frame(frame: Any, names: Mapping[str, str | None]) -> Raw:
     if not isinstance(frame, pl.LazyFrame | pl.DataFrame):
         position = {name: columns.index(name) for name in roles.values()}
         frame = pl.DataFrame({name: _from_pandas(frame.iloc[:, at]) for name, at in position.items()})
-    return Raw([Part("the frame", frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items()))])
+    chosen = frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items())
+    return Raw([Part("the frame", chosen)], named=True, python=True)
 
 
 def _from_pandas(column: Any) -> pl.Series:

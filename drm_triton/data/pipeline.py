@@ -7,6 +7,7 @@ sorting these puts duplicates side by side and leaves the rows of a CSR matrix i
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,11 +39,20 @@ class Options:
         if self.split not in SPLITS:
             raise InputError(f"unknown split {self.split!r}: choose one of {', '.join(SPLITS)}")
         check_ratios(self.ratios)
-        for name in ("min_user", "min_item"):
-            if getattr(self, name) < 0:
+        # NumPy's numbers are as good as Python's, but cannot be stored as JSON.
+        object.__setattr__(self, "ratios", tuple(float(r) for r in self.ratios))
+        for name in ("min_user", "min_item", "seed"):
+            try:
+                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            except TypeError:
+                label = name.replace("_", "-")
+                raise InputError(f"{label} must be a whole number, got {getattr(self, name)!r}") from None
+            if name != "seed" and getattr(self, name) < 0:
                 raise InputError(f"{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
-        if self.min_rating is not None and self.min_rating != self.min_rating:
-            raise InputError("min-rating must be a number, got NaN")
+        if self.min_rating is not None:
+            if not isinstance(self.min_rating, int | float | np.number) or self.min_rating != self.min_rating:
+                raise InputError(f"min-rating must be a number, got {self.min_rating!r}")
+            object.__setattr__(self, "min_rating", float(self.min_rating))
 
 
 def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
@@ -87,6 +97,11 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
         shape = (len(user_ids), len(item_ids))
         parts = (labels == k for k in range(3))
         train, valid, test = (CSR.from_pairs(users[part], items[part], shape) for part in parts)
+        if not train.nnz:
+            raise InputError(
+                f"the split {options.split!r} leaves none of {len(users):,} interactions to train on: raise the first "
+                f"of {raw.option('ratios')}, choose another {raw.option('split')}, or give more data"
+            )
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
     meta = {"source": "frame", "options": asdict(options), "steps": steps}
     return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)
@@ -109,7 +124,8 @@ def _fail_empty(steps: list[dict[str, Any]], raw: Raw) -> None:
         raise InputError("the input has no interactions: a header without rows, or lists without items")
     before, after = steps[-2], steps[-1]
     own = raw.own_filter is not None and raw.own_filter[0] == after["step"]
-    advice = "give --min-user and --min-item in its place" if own else "lower --min-rating, --min-user or --min-item"
+    rating, user, item = (raw.option(name) for name in ("min-rating", "min-user", "min-item"))
+    advice = f"give {user} and {item} in its place" if own else f"lower {rating}, {user} or {item}"
     raise InputError(
         f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
         f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
@@ -159,7 +175,10 @@ def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
     items = item_ids.to_frame()
     if raw.titles is None:
         return items
-    titles = raw.titles.select(pl.col("item").cast(item_ids.dtype, strict=False).alias("id"), "title")
+    item = pl.col("item")
+    if raw.text and raw.titles.collect_schema()["item"] == pl.String:
+        item = item.str.strip_chars()  # as the ids themselves
+    titles = raw.titles.select(item.cast(item_ids.dtype, strict=False).alias("id"), "title")
     titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
     with reading("the titles"):
         return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

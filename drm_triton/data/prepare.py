@@ -17,6 +17,7 @@ from drm_triton.data import pipeline, store
 from drm_triton.data import synthetic as generator
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.files import Inputs, sha256
+from drm_triton.data.files import reading as reading_files
 from drm_triton.data.frames import Part, Raw
 from drm_triton.data.pipeline import Options
 from drm_triton.data.sources import Source
@@ -33,7 +34,7 @@ def data_dir() -> Path:
 def find_dataset(name: str | Path) -> Path:
     """Return where a prepared data set lies: `name` is its directory, or its name under the data directory."""
     under = data_dir() / name
-    return under if not Path(name).exists() and under.exists() else Path(name)
+    return under if not os.path.exists(name) and os.path.exists(under) else Path(name)
 
 
 def raw_dir(source: Source) -> Path:
@@ -44,8 +45,10 @@ def raw_dir(source: Source) -> Path:
 def find_raw(source: Source) -> list[Path]:
     """Return a source's raw folder if there is anything in it, or say how to get the data."""
     folder = raw_dir(source)
-    if folder.is_dir() and any(folder.iterdir()):
-        return [folder]
+    if os.path.isdir(folder):
+        with reading_files(str(folder)):
+            if any(folder.iterdir()):
+                return [folder]
     if source.wanted is None:
         raise InputError(f"source {source.name} needs --raw: the file or files to read")
     ways = [f"get it from {source.origin}", f"put {source.wanted} into {folder}/ or name it with --raw"]
@@ -89,8 +92,7 @@ def prepare(
     Dataset
         Opened from `out`.
     """
-    out = Path(out)
-    store.check_target(out, overwrite)
+    out = store.check_target(Path(out), overwrite)
     given = {k: v for k, v in asdict(reading).items() if v is not None}
     if unheeded := sorted(given.keys() - source.reads):
         raise InputError(f"source {source.name} does not use --{unheeded[0]}: leave it out, or use source table")
@@ -115,8 +117,7 @@ def prepare_synthetic(
     report: Reporter = SILENT,
 ) -> Dataset:
     """Generate interactions with planted structure and prepare them into the directory `out`."""
-    out = Path(out)
-    store.check_target(out, overwrite)
+    out = store.check_target(Path(out), overwrite)
     options = options or Options()
     with report.step("generate"):
         users, items = generator.generate(shape, options.seed)

@@ -6,6 +6,7 @@ does not depend on the order of the rows, the number of threads, the machine, or
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
@@ -60,13 +61,14 @@ def lots(seed: int, users: NDArray[np.integer], items: NDArray[np.integer] | Non
 
 def check_ratios(ratios: tuple[float, float, float]) -> tuple[float, float, float]:
     """Scale train/valid/test shares to sum to 1 (70/10/20 is as good as .7/.1/.2), or say what is wrong with them."""
-    total = sum(ratios)
-    if len(ratios) != 3 or not all(0 <= r < float("inf") for r in ratios) or ratios[0] <= 0 or total == float("inf"):
+    numbers = [float(r) if isinstance(r, int | float | np.number) else math.nan for r in ratios]
+    total = sum(numbers)
+    if len(numbers) != 3 or not all(r >= 0 for r in numbers) or numbers[0] <= 0 or not math.isfinite(total):
         raise InputError(
-            f"the split ratios {ratios} cannot be used: give three shares, train/valid/test, none negative and train "
+            f"the split ratios {ratios!r} cannot be used: give three shares, train/valid/test, none negative and train "
             "above zero, for example 70/10/20"
         )
-    return ratios[0] / total, ratios[1] / total, ratios[2] / total
+    return numbers[0] / total, numbers[1] / total, numbers[2] / total
 
 
 def split(

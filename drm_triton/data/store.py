@@ -32,42 +32,56 @@ VERSION = 1
 SPLIT_NAMES = ("train", "valid", "test")
 
 
-def check_target(path: Path, overwrite: bool, marker: str = "meta.json") -> None:
+def check_target(path: Path, overwrite: bool, marker: str = "meta.json") -> Path:
     """Refuse an output directory that exists or cannot be written, before any work is done.
 
-    With `overwrite` an existing directory may be replaced if it holds a file `marker`, as those of this program do.
+    With `overwrite` an existing directory may be replaced if it holds a file `marker`, as those of this program do, or
+    nothing at all.
+
+    Returns
+    -------
+    Path
+        The place itself, absolute, without links and "..": what is checked here must be what is written later, even
+        if directories on the way come into being between the two.
     """
-    if path.exists() and not overwrite:
-        raise InputError(
-            f"the output directory {path} already exists: give another --out, or --overwrite to replace it"
-        )
-    if path.exists() and not (path / marker).is_file() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(
-            f"{path} exists and was not made by this program, so --overwrite leaves it alone: give another --out"
-        )
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write {path}: {parent} is not a writable directory; give another --out")
+    try:
+        place = Path(os.path.realpath(path))
+        taken = os.path.lexists(place)
+        if taken and not overwrite:
+            raise InputError(
+                f"the output directory {path} already exists: give another --out, or --overwrite to replace it"
+            )
+        if taken and not (place / marker).is_file() and (not place.is_dir() or any(place.iterdir())):
+            raise InputError(
+                f"{path} exists and was not made by this program, so --overwrite leaves it alone: give another --out"
+            )
+        parent = place.parent
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write {path}: {parent} is not a writable directory; give another --out")
+    except OSError as error:  # a name too long, a directory that may not be entered
+        raise InputError(f"cannot write {path}: {error.strerror or error}; give another --out") from error
+    return place
 
 
 @contextmanager
 def atomic_directory(path: Path, overwrite: bool = False, marker: str = "meta.json") -> Iterator[Path]:
     """Yield a temporary sibling of `path` that takes its place when the block ends well, and vanishes otherwise."""
-    check_target(path, overwrite, marker)
-    path = path.absolute()
+    place = check_target(path, overwrite, marker)
     made = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # Of a long name only the beginning: with what is added it must remain one that the system takes.
+        made = Path(tempfile.mkdtemp(prefix=f".{place.name[:50]}.", suffix=".partial", dir=place.parent))
         yield made
         for file in made.iterdir():
             _sync(file)
         _sync(made)
         made.chmod(0o777 & ~umask())  # mkdtemp makes it private
-        _swap(made, path)
-        _sync(path.parent)
+        check_target(place, overwrite, marker)  # again: the work may have taken hours
+        _swap(made, place, overwrite)
+        _sync(place.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise write_error(path, error) from error
     finally:  # on success it is no longer there; on any failure, Ctrl-C included, nothing may stay
@@ -90,9 +104,9 @@ def write(
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Read meta.json and check that this version of the program understands the store."""
-    if not path.exists():
-        raise InputError(f"no data set at {path}: make one with `drm-triton prepare`, or check the path")
     try:
+        if not path.exists():
+            raise InputError(f"no data set at {path}: make one with `drm-triton prepare`, or check the path")
         meta = json.loads((path / "meta.json").read_text("utf-8"))
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError("it does not describe a data set of this program")
@@ -100,6 +114,8 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not a prepared data set: it has no meta.json; make one with `drm-triton prepare`"
         ) from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path / 'meta.json'}: {error}; prepare the data set again") from error
     if meta.get("version") != VERSION:
@@ -126,20 +142,20 @@ def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray:
 
 
 def table_length(path: Path, name: str) -> int:
-    """Return the number of rows of a Parquet id table, from its footer alone."""
+    """Return the number of rows of a Parquet id table, from its footer alone, and verify that it has ids."""
     file = path / f"{name}.parquet"
     try:
-        return int(pl.scan_parquet(file).select(pl.len()).collect().item())
+        return int(pl.scan_parquet(file).select(pl.col("id").len()).collect().item())
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(f"{file} is missing or damaged ({_first_line(error)}): prepare the data set again") from error
 
 
-def _swap(made: Path, path: Path) -> None:
-    """Rename `made` to `path`; an old directory there steps aside first and comes back if that fails."""
-    if not path.exists():
-        made.rename(path)
+def _swap(made: Path, path: Path, overwrite: bool) -> None:
+    """Rename `made` to `path`; with `overwrite` an old directory steps aside first and comes back if that fails."""
+    if not (overwrite and path.exists()):
+        made.rename(path)  # fails on a file or a directory that is not empty
         return
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name[:50]}.", suffix=".old", dir=path.parent))
     old = aside / "old"
     path.rename(old)
     try:

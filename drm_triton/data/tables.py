@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import polars as pl
 
@@ -46,6 +47,7 @@ class Reading:
     titles: str | None = None
 
 
+Kind = Literal["text", "lines", "typed"]
 TABLE_FIELDS = frozenset({*ROLES, "columns", "separator", "encoding"})  # what a source that reads tables heeds
 
 
@@ -54,15 +56,21 @@ def read_tables(inputs: Inputs, files: Sequence[Input], how: Reading, titles: pl
     parts, kinds = [], set()
     given = {role: getattr(how, role) for role in ROLES}
     for file in files:
-        frame, text, locate = scan(inputs, file, how)
+        frame, kind, locate = scan(inputs, file, how)
         with reading(file.name, locate):
             columns = frame.collect_schema().names()
         found = find_columns(columns, given, file.name)
         roles = [pl.col(name).alias(role) for role, name in found.items()]
-        quick = scan(inputs, file, how, number=found.get("rating"))[0].select(roles) if text else None
-        parts.append(Part(file.name, frame.select(roles), locate, quick))
-        kinds.add(text)
-    return Raw(parts, text=kinds == {True}, titles=titles, files=[f.on_disk for f in files])
+        quick, unit = None, "row"
+        if kind == "text":
+            quick = scan(inputs, file, how, number=found.get("rating"))[0].select(roles)
+            unit = "row" if how.columns else "data row"
+        elif kind == "lines":
+            quick, frame = frame.select(roles), scan(inputs, file, how, sample=None)[0]
+            locate = partial(first_bad_line, file, partial(_is_row, columns=tuple(found.values())))
+        parts.append(Part(file.name, frame.select(roles), locate, quick, unit))
+        kinds.add(kind)
+    return Raw(parts, text=kinds == {"text"}, titles=titles, files=[f.on_disk for f in files], named=True)
 
 
 def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
@@ -82,39 +90,49 @@ def read_titles(inputs: Inputs, file: Input, how: Reading) -> pl.LazyFrame:
 
 
 def scan(
-    inputs: Inputs, file: Input, how: Reading, number: str | None = None
-) -> tuple[pl.LazyFrame, bool, Callable[[], str]]:
-    """Open one table; of a text file, let the reader itself parse the column `number`.
+    inputs: Inputs, file: Input, how: Reading, number: str | None = None, sample: int | None = 1000
+) -> tuple[pl.LazyFrame, Kind, Callable[[], str]]:
+    """Open one table.
+
+    Parameters
+    ----------
+    number : str, optional
+        Of a text file, the column that the reader itself is to parse as numbers.
+    sample : int, optional
+        Of JSON lines, how many decide the types of the columns; None for all of them.
 
     Returns
     -------
     frame : LazyFrame
         All its columns, by their own names or those of `how.columns`.
-    text : bool
-        Whether the values are uninterpreted text.
+    kind : {"text", "lines", "typed"}
+        Whether the values are uninterpreted text, JSON lines, or otherwise typed.
     locate : function
         Finds the damaged line of a file that could not be read, as "line 17".
     """
     if file.kind == "parquet":
         _has_names(file, how)
-        return pl.scan_parquet(file.path), False, str
+        return pl.scan_parquet(file.path), "typed", str
     if file.suffix in (".parquet", ".pq"):
         raise InputError(f"cannot read {file.name}: it is not a Parquet file, whatever its name says, or it is damaged")
     file = utf8(inputs, file, how)
     lines = head(file)
     if not any(line.strip() for line in lines):
         raise InputError(f"{file.name} is empty: give a file with interactions")
-    first = next(line for line in lines if line.strip()).lstrip()
+    first = next(line for line in lines if line.strip()).lstrip("\ufeff \t")
     if first.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
         _has_names(file, how)
-        return pl.scan_ndjson(file.path, infer_schema_length=1000), False, partial(first_bad_line, file, _is_json)
+        file = inputs.without_mark(file)
+        return pl.scan_ndjson(file.path, infer_schema_length=sample), "lines", partial(first_bad_line, file, _is_row)
     if first.startswith("[") and file.suffix == ".json":
         _has_names(file, how)
+        file = inputs.without_mark(file)
         with reading(file.name):
             path = inputs.unpack(file) if file.kind == "gzip" else file.path
-            return pl.read_json(path).lazy(), False, str
-    frame, width = _scan_text(file, lines, how, number)
-    return frame, True, partial(first_bad_line, file, width)
+            return pl.read_json(path, infer_schema_length=None).lazy(), "typed", str
+    with reading(file.name):
+        frame, width = _scan_text(file, lines, how, number)
+    return frame, "text", partial(first_bad_line, file, width)
 
 
 def utf8(inputs: Inputs, file: Input, how: Reading) -> Input:
@@ -131,17 +149,24 @@ def _has_names(file: Input, how: Reading) -> None:
         )
 
 
-def _is_json(line: str) -> bool:
-    return not line.strip() or isinstance(json.loads(line), dict)
+def _is_row(line: str, columns: Sequence[str] = ()) -> bool:
+    """Whether a line is a JSON object in which `columns` are numbers or text, where it has them."""
+    row = json.loads(line) if line.strip() else {}
+    return isinstance(row, dict) and all(type(row.get(c)) in (str, int, float, type(None)) for c in columns)
 
 
 def head(file: Input, rows: int = 20) -> list[str]:
     """Return the first lines of a text file, decompressed."""
-    with file.path.open("rb") as handle:
-        if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-            raise InputError(f"{file.name} is in UTF-16, not UTF-8: give --encoding utf-16")
     with reading(file.name):
+        with file.path.open("rb") as handle:
+            if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise InputError(f"{file.name} is in UTF-16, not UTF-8: give --encoding utf-16")
         column = lines_of(file, lossy=True).head(rows).collect().to_series()
+    if column.str.contains("\0", literal=True).any():
+        raise InputError(
+            f"{file.name} has NUL bytes in its first lines, so it is not UTF-8 text: give --encoding utf-16-le or "
+            "utf-16-be if it is in UTF-16, or another file"
+        )
     return [line or "" for line in column]
 
 
@@ -157,6 +182,14 @@ def lines_of(file: Input, lossy: bool = False) -> pl.LazyFrame:
         encoding="utf8-lossy" if lossy else "utf8",
         glob=False,
     )
+
+
+def named_separator(how: Reading) -> str | None:
+    """Return the separator that is asked for by itself or by name, if one is."""
+    separator = how.separator and _NAMED.get(how.separator, how.separator)
+    if separator and set(separator) & set('"\r\n'):
+        raise InputError(f"--separator {separator!r} cannot be used: quotation marks and line ends have other meanings")
+    return separator
 
 
 def guess_separator(lines: Sequence[str], suffix: str = "") -> str | None:
@@ -184,9 +217,14 @@ def guess_separator(lines: Sequence[str], suffix: str = "") -> str | None:
 def _fields(line: str, separator: str) -> list[str]:
     if separator == " ":
         return line.split()
-    if len(separator) > 1:
+    if _is_long(separator) or '"' not in line:
         return line.split(separator)
     return next(csv.reader([line], delimiter=separator), [])
+
+
+def _is_long(separator: str) -> bool:
+    """Whether Polars' CSV reader, which takes one byte, cannot take it."""
+    return len(separator.encode()) > 1
 
 
 def _scan_text(
@@ -195,8 +233,12 @@ def _scan_text(
     """Open a delimited file; also return a check that a line has no more fields than the first."""
     blank = next(k for k, line in enumerate(lines) if line.strip())  # lines before the header
     lines = lines[blank:]
-    separator = how.separator and _NAMED.get(how.separator, how.separator)
-    separator = separator or guess_separator(lines, file.suffix)
+    if "\r" in lines[0].rstrip("\r") and '"' not in lines[0]:
+        raise InputError(
+            f"the lines of {file.name} end with a carriage return alone: convert them, for example with "
+            "`tr '\\r' '\\n'`"
+        )
+    separator = named_separator(how) or guess_separator(lines, file.suffix)
     if separator is None:
         raise InputError(
             f"{file.name}: no usual separator divides its first line {lines[0][:80]!r} into columns; give --separator"
@@ -205,7 +247,7 @@ def _scan_text(
     names = list(how.columns) if how.columns else None
     if names:
         _check_positions(file.name, names, first)
-    if separator == " " or len(separator) > 1:
+    if separator == " " or _is_long(separator):
         return _split_lines(file, separator, names, first, skip=blank), lambda line: True
 
     def fits(line: str) -> bool:

@@ -6,37 +6,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.errors import InputError
+from drm_triton.kernels.interface import check_tensor
 
 FLOAT32 = (torch.float32,)
-FLOATS = (torch.float32, torch.float64)
-INT32 = (torch.int32,)
-INT64 = (torch.int64,)
 
 
 def view(
-    function: str,
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int | None, ...],
-    dtypes: tuple[torch.dtype, ...],
-    in_place: bool = False,
+    function: str, name: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
 ) -> NDArray:
     """Return `tensor` as a C-contiguous array, without a copy where it is one; None in `shape` leaves a size free."""
     if tensor.device.type != "cpu":
         raise InputError(f"{function}: {name} must be on the CPU, got device {tensor.device}")
-    if tensor.dtype not in dtypes:
-        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise InputError(f"{function}: {name} must be {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")
-    matches = tensor.ndim == len(shape) and all(
-        want is None or want == size for want, size in zip(shape, tensor.shape, strict=True)
-    )
-    if not matches:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InputError(f"{function}: {name} must have shape [{wanted}], got {list(tensor.shape)}")
-    if in_place and not tensor.is_contiguous():
-        raise InputError(
-            f"{function}: {name} is changed in place and must be contiguous, got strides {tensor.stride()}"
-        )
+    check_tensor(function, name, tensor, shape, dtypes)
     array: NDArray = tensor.detach().contiguous().numpy()
     return array
 

@@ -9,12 +9,11 @@ import math
 import numpy as np
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, check_index, empty, view
+from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, empty, view
 from drm_triton.kernels.cpu.jit import inline, kernel
 from drm_triton.kernels.cpu.softsort import all_finite, relaxed_topk, relaxed_topk_gradient
-from drm_triton.kernels.interface import ListGradients, Objective
+from drm_triton.kernels.interface import INT32, ListGradients, Objective, check_lists
 
 f32 = np.float32
 NAN = f32(np.nan)
@@ -168,13 +167,10 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     item_rows = view(name, "V", V, (None, U.shape[1]), FLOAT32)
     user_ids = view(name, "users", users, (None,), INT32)
     item_ids = view(name, "items", items, (len(users), None), INT32)
+    check_lists(U, V, users, items, objective)
     check_index(name, "users", user_ids, len(U))
     check_index(name, "items", item_ids, len(V))
     (B, n), d = items.shape, U.shape[1]
-    if not objective.rho < n:
-        raise InputError(f"{name}: a list needs more than rho = {objective.rho} items, the negatives, got {n}")
-    if objective.drm and n < objective.K:
-        raise InputError(f"{name}: k must be at most the list length {n}, got {objective.K}")
     scores, g, user_grad = empty(U, B, n), empty(U, B, n), empty(U, B, d)
     hinge, drm, mse, loss = (empty(U, B) for _ in range(4))
     threads.split(

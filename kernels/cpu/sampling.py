@@ -14,7 +14,7 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.interface import ListPlan, check_sample
 from drm_triton.kernels.reference import NEGATIVES, ORDER, POSITIVES, ROUNDS, USER
 
 # Every operand is uint64: Numba turns uint64 with a signed integer into float64.
@@ -207,12 +207,7 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
     """
     if plan.indptr.device.type != "cpu":
         raise InputError(f"sample_lists: the plan must be on the CPU, got device {plan.indptr.device}")
-    if not (epoch >= 0 and 0 <= start <= stop):
-        raise InputError(
-            f"sample_lists: epoch must be at least 0 and 0 <= start <= stop, got {epoch}, {start} and {stop}"
-        )
-    if plan.user_sampling == "proportional" and stop > plan.n_lists:
-        raise InputError(f"sample_lists: an epoch holds {plan.n_lists} lists, asked for number {stop - 1}")
+    check_sample(plan, epoch, start, stop)
     users = torch.empty(stop - start, dtype=torch.int32)
     items = torch.empty(stop - start, plan.n, dtype=torch.int32)
     threads.split(

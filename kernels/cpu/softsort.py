@@ -24,8 +24,9 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOATS, view
+from drm_triton.kernels.cpu.arrays import view
 from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.interface import FLOATS
 
 PAIRWISE_MAX = 640  # longest list treated by pairs; beyond it sorting is quicker (AVX-512, float32)
 

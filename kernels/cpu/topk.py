@@ -21,9 +21,9 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, INT64, check_index, view
+from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, view
 from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.interface import Score, check_choice
+from drm_triton.kernels.interface import INT32, INT64, Score, check_top_k
 
 
 def _has_avx512() -> bool:
@@ -253,11 +253,9 @@ def top_k(
     items : int32 [m, k], scores : [m, k]; where fewer than k items remain, item -1 with score -inf.
     """
     name = "top_k"
-    check_choice(name, "score", score, Score)
+    check_top_k(queries, V, k, score, seen)
     view(name, "queries", queries, (None, None), FLOAT32)
     view(name, "V", V, (None, queries.shape[1]), FLOAT32)
-    if k < 1:
-        raise InputError(f"{name}: k must be at least 1, got {k}")
     for label, factors in (("queries", queries), ("V", V)):
         # A sum is finite only if every term is: one pass, and no tensor of flags.
         if not math.isfinite(factors.sum().item()) and not factors.isfinite().all():

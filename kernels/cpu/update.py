@@ -14,11 +14,10 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, INT32, check_index, view
+from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.interface import ADAGRAD_EPS, Score, check_choice
+from drm_triton.kernels.interface import ADAGRAD_EPS, INT32, Score, check_update
 
 f32 = np.float32
 EPS = f32(ADAGRAD_EPS)
@@ -144,21 +143,15 @@ def update_rows(
     rows : int32 [E]; coef : float32 [E]; X : float32 [*, d]; source : int32 [B], B dividing E
     """
     name = "update_rows"
-    check_choice(name, "score", score, Score)
-    if not 0 <= lr < float("inf"):
-        raise InputError(f"{name}: lr must be finite and at least 0, got {lr}")
-    factors = view(name, "table", table, (None, None), FLOAT32, in_place=True)
-    squares = view(name, "state", state, tuple(table.shape), FLOAT32, in_place=True)
+    check_update(table, state, rows, coef, X, source, lr, score)
+    factors = view(name, "table", table, (None, None), FLOAT32)
+    squares = view(name, "state", state, (None, None), FLOAT32)
     row_ids = view(name, "rows", rows, (None,), INT32)
-    factor = view(name, "coef", coef, (len(rows),), FLOAT32)
-    inputs = view(name, "X", X, (None, table.shape[1]), FLOAT32)
+    factor = view(name, "coef", coef, (None,), FLOAT32)
+    inputs = view(name, "X", X, (None, None), FLOAT32)
     origin = view(name, "source", source, (None,), INT32)
-    if X.data_ptr() == table.data_ptr():
-        raise InputError(f"{name}: X must not be the table that is updated; pass a copy")
     if len(rows) == 0:
         return
-    if len(source) == 0 or len(rows) % len(source):
-        raise InputError(f"{name}: the length of source must divide that of rows, got {len(source)} and {len(rows)}")
     check_index(name, "rows", row_ids, len(table))
     check_index(name, "source", origin, len(X))
 

@@ -25,7 +25,7 @@ from drm_triton.kernels import reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.options import registers
 from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient
-from drm_triton.kernels.interface import ListGradients, Objective
+from drm_triton.kernels.interface import ListGradients, Objective, check_lists
 
 
 def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
@@ -304,6 +304,7 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     ----------
     U : [M, d], V : [N, d] (copied unless contiguous); users : int32 [B]; items : int32 [B, n], the rho positives first
     """
+    check_lists(U, V, users, items, objective)
     (B, n), d = items.shape, U.shape[1]
     U, V, users, items = U.contiguous(), V.contiguous(), users.contiguous(), items.contiguous()
     s, user_grad = U.new_empty(B, n), U.new_empty(B, d)

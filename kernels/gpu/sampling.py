@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drm_triton.kernels import reference
-from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.interface import ListPlan, check_sample
 
 ORDER = tl.constexpr(reference.ORDER)
 USER = tl.constexpr(reference.USER)
@@ -181,6 +181,7 @@ def _sample_kernel(
 
 def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Draw lists number start .. stop - 1 of an epoch: users int32 [B], items int32 [B, n] (see `reference`)."""
+    check_sample(plan, epoch, start, stop)
     device, n_out, n_users = plan.indptr.device, stop - start, len(plan.indptr) - 1
     users = torch.empty(n_out, dtype=torch.int32, device=device)
     items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.kernels.interface import Score
+from drm_triton.kernels.interface import Score, check_top_k
 
 SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
 PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
@@ -182,6 +182,7 @@ def top_k(
     -------
     items : int32 [m, k], scores : float32 [m, k]; where fewer than k items remain, item -1 with score -inf.
     """
+    check_top_k(queries, V, k, score, seen)
     queries, V = queries.float().contiguous(), V.float().contiguous()
     (m, d), n_items, device = queries.shape, len(V), queries.device
     indptr, indices = seen if seen is not None else (torch.zeros(1, dtype=torch.int64, device=device),) * 2

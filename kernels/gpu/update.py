@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels import interface
-from drm_triton.kernels.interface import Score
+from drm_triton.kernels.interface import Score, check_update
 
 ADAGRAD_EPS = tl.constexpr(interface.ADAGRAD_EPS)
 
@@ -93,9 +92,8 @@ def update_rows(
     table, state : [R, d] factors and Adagrad's sum of squares, contiguous
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E (see `reference.update_rows`)
     """
+    check_update(table, state, rows, coef, X, source, lr, score)
     E, d = len(rows), table.shape[1]
-    if not (table.is_contiguous() and state.is_contiguous()):
-        raise InputError("update_rows: table and state are changed in place and must be contiguous; call .contiguous()")
     if E == 0:
         return
     ascending, order = torch.sort(rows, stable=True)

@@ -6,6 +6,7 @@ import pytest
 import scipy.sparse
 
 from drm_triton import Dataset
+from drm_triton.data import store
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 
@@ -50,11 +51,24 @@ def test_from_csr_of_scipy_and_of_pairs_agree():
         ({"train": ([0, 1], [0]), "test": ([0, 1, 1], [0])}, "shape"),
         ({"train": ([0, 1], [0]), "user_ids": ["a", "b"]}, "user_ids"),
         ({"train": ([0, 2], [0, 1]), "item_ids": ["a", "a"]}, "item_ids"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": [1.5, 1.25]}, "item_ids must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": [[1], [2]]}, "item_ids must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": ["a", 1]}, "item_ids must be whole numbers or text"),
     ],
 )
 def test_from_csr_refuses(arguments, message):
     with pytest.raises(InputError, match=message):
         Dataset.from_csr(**arguments)
+
+
+def test_from_csr_brings_ids_to_whole_numbers_or_text():
+    def checksum(ids):
+        return Dataset.from_csr(([0, 2], [0, 1]), item_ids=ids).checksum
+
+    assert checksum(np.array([1.0, 2.0])) == checksum([1, 2]) == checksum(np.array([1, 2], dtype=np.uint64))
+    large = np.array([2**64 - 1, 2], dtype=np.uint64)
+    assert checksum(large) == checksum([str(2**64 - 1), "2"])
+    assert checksum(large) != checksum([-1, 2])
 
 
 def test_load_maps_memory(stored):
@@ -97,6 +111,55 @@ def test_overwrite_spares_other_directories(tmp_path):
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("victim", ["file", "folder"])
+def test_a_way_through_a_missing_directory_leads_to_the_same_refusal(tmp_path, victim, overwrite):
+    if victim == "folder":
+        (tmp_path / "victim").mkdir()
+    precious = tmp_path / "victim" / "notes" if victim == "folder" else tmp_path / "victim"
+    precious.write_text("years of work")
+    with pytest.raises(InputError, match="exists"):
+        Dataset.from_csr(([0, 1], [0])).save(tmp_path / "nope" / ".." / "victim", overwrite)
+    assert precious.read_text() == "years of work"
+    assert [p.name for p in tmp_path.iterdir()] == ["victim"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("late", ["file", "folder"])
+def test_what_appears_during_the_work_is_spared(tmp_path, late, overwrite):
+    place = tmp_path / "out"
+    precious = place / "notes" if late == "folder" else place
+
+    def work():
+        with store.atomic_directory(place, overwrite) as folder:
+            (folder / "meta.json").write_text("{}")
+            precious.parent.mkdir(exist_ok=True)
+            precious.write_text("years of work")
+
+    with pytest.raises(InputError, match="exists"):
+        work()
+    assert precious.read_text() == "years of work"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_to_a_data_set_stays_a_link(stored):
+    link = stored.with_name("link")
+    link.symlink_to(stored.name)
+    other = Dataset.from_csr(([0, 1], [0]))
+    with pytest.raises(InputError, match="already exists"):
+        other.save(link)
+    other.save(link, overwrite=True)
+    assert link.is_symlink()
+    assert Dataset.load(stored).n_users == 1
+    assert sorted(p.name for p in stored.parent.iterdir()) == ["data", "link"]
+
+
+def test_a_long_name_is_no_trouble(tmp_path):
+    Dataset.from_csr(([0, 1], [0])).save(tmp_path / ("x" * 255))
+    with pytest.raises(InputError, match="too long"):
+        Dataset.from_csr(([0, 1], [0])).save(tmp_path / ("x" * 256))
+
+
 def damage_version(path):
     meta = json.loads((path / "meta.json").read_text())
     (path / "meta.json").write_text(json.dumps(meta | {"version": 99}))
@@ -131,6 +194,7 @@ def wrong_pointers(path):
         (lambda path: (path / "meta.json").unlink(), "no meta.json"),
         (lambda path: pl.DataFrame({"id": [1]}).write_parquet(path / "users.parquet"), "1 rows and not 3"),
         (lambda path: (path / "items.parquet").write_bytes(b"PAR1"), "items.parquet"),
+        (lambda path: pl.DataFrame({"name": [1, 2, 3]}).write_parquet(path / "users.parquet"), "users.parquet"),
     ],
 )
 def test_load_refuses_a_damaged_store(stored, damage, message):

@@ -45,6 +45,12 @@ class Handler(BaseHTTPRequestHandler):
         server.asked.append(asked)
         if asked and server.ranges and self.headers.get("If-Range") == server.tag:
             start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.send_header("ETag", server.tag)
@@ -92,6 +98,23 @@ def test_starts_again_if_it_must(server, tmp_path, change):
     server.limit = None
     vars(server).update(change)
     assert fetch(server.url(), tmp_path / "file.bin", MD5).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(("arrived", "asked"), [(CONTENT, 1), (CONTENT + b"more", 2)])
+def test_all_had_arrived_but_for_its_name(server, tmp_path, arrived, asked):
+    (tmp_path / "file.bin.part").write_bytes(arrived)
+    (tmp_path / "file.bin.part.tag").write_text(server.tag)
+    assert fetch(server.url(), tmp_path / "file.bin", MD5).read_bytes() == CONTENT
+    assert [f.name for f in tmp_path.iterdir()] == ["file.bin"]
+    assert len(server.asked) == asked  # what is too long is fetched anew
+
+
+def test_all_had_arrived_but_damaged(server, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(bytes(len(CONTENT)))
+    (tmp_path / "file.bin.part.tag").write_text(server.tag)
+    with pytest.raises(DrmError, match="MD5"):
+        fetch(server.url(), tmp_path / "file.bin", MD5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):

@@ -1,3 +1,5 @@
+from datetime import datetime, timedelta, timezone
+
 import numpy as np
 import polars as pl
 import pytest
@@ -145,6 +147,52 @@ def test_pandas_and_lazy_frames():
         Dataset.from_frame(missing)
     when = pandas.DataFrame({"user": [1, 1], "item": [1, 2], "date": pandas.to_datetime(["2021-01-01", "2020-01-01"])})
     assert pairs(Dataset.from_frame(when, split="leave-last"), "test") == {(1, 1)}
+
+
+def test_times_with_a_zone():
+    late, early = (
+        datetime(2021, 1, 1, 1, tzinfo=timezone.utc),
+        datetime(2021, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))),
+    )
+    columns = {"user": [1, 1], "item": [1, 2], "date": [late, early]}
+    frame = pl.DataFrame(columns, schema_overrides={"date": pl.Datetime("us", "Asia/Tokyo")})
+    assert pairs(Dataset.from_frame(frame, split="leave-last"), "test") == {(1, 1)}
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(columns | {"date": pandas.to_datetime([late, early], utc=True)})
+    assert pairs(Dataset.from_frame(frame, split="leave-last"), "test") == {(1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "arguments", "message"),
+    [
+        ({"1": [1], "2": [2]}, {}, "name it with user$"),
+        ({"user": [1], "item": [2]}, {"split": "time"}, "name it with timestamp, or"),
+        ({"user": [1], "item": [2]}, {"min_rating": 2}, "leave min_rating out"),
+        ({"user": [1], "item": [2]}, {"min_user": 2}, "lower min_rating, min_user or min_item"),
+        ({"user": [1], "item": [2], "date": ["soon"]}, {"split": "time"}, "another column with timestamp"),
+    ],
+)
+def test_advice_to_a_caller_names_arguments(columns, arguments, message):
+    with pytest.raises(InputError, match=message) as caught:
+        Dataset.from_frame(pl.DataFrame(columns), **arguments)
+    assert "--" not in str(caught.value)
+
+
+def test_options_of_other_types(tmp_path):
+    frame = pl.DataFrame({"user": [1, 1, 2], "item": [1, 2, 3]})
+    data = Dataset.from_frame(frame, seed=np.int64(3), min_user=np.int32(1), ratios=(np.float32(1), 1, 1))
+    data.save(tmp_path / "d")
+    assert Dataset.load(tmp_path / "d").meta["options"]["seed"] == 3
+    for wrong in (
+        {"seed": None},
+        {"seed": 1.5},
+        {"min_user": "2"},
+        {"min_rating": "4"},
+        {"ratios": "70/10/20"},
+        {"ratios": ("7", "1", "2")},
+    ):
+        with pytest.raises(InputError, match=next(iter(wrong)).replace("_", "-")):
+            Dataset.from_frame(frame, **wrong)
 
 
 def test_what_is_not_a_frame_is_refused():

@@ -2,10 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
+import scipy.io
 from typer.testing import CliRunner
 
 from drm_triton.cli import app
+from drm_triton.data.pipeline import Options
+from drm_triton.data.prepare import prepare
+from drm_triton.data.sources import find_source
 
 
 @pytest.fixture
@@ -47,6 +52,17 @@ def test_epinions(counts):
 def test_epinions_without_the_papers_filter(counts):
     *found, _ = counts("epinions", "epinion", ["."], "--min-user", "2", "--min-item", "1")
     assert found[2] > 631_109
+
+
+@pytest.mark.parametrize("split", ["time", "leave-last"])
+def test_epinions_in_any_order_of_rows(shared_data, tmp_path, split):
+    matrix = scipy.io.loadmat(shared_data("epinions") / "epinions_rating_with_timestamp.mat")["rating"]
+    sums = set()
+    for seed in range(2):
+        scipy.io.savemat(tmp_path / "rating.mat", {"rating": np.random.default_rng(seed).permutation(matrix)})
+        out = tmp_path / f"out{seed}"
+        sums.add(prepare(find_source("epinion"), [tmp_path / "rating.mat"], out, options=Options(split=split)).checksum)
+    assert len(sums) == 1
 
 
 def test_lastfm(counts, shared_data, tmp_path):

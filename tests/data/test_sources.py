@@ -165,6 +165,8 @@ def test_lists(tmp_path):
     assert (none.user_ids.to_list(), none.item_ids.to_list()) == ([0, 2], [5, 6, 7])
     commas = lists(tmp_path, "a,5,6\nb,7\n", separator=",")
     assert commas.item_ids.to_list() == [5, 6, 7]
+    for name, separator in (("comma", ","), ("tab", "\t"), ("space", "  ")):
+        assert lists(tmp_path, f"a{separator}5{separator}6\n", separator=name).item_ids.to_list() == [5, 6]
 
 
 def test_lists_refuse_to_guess(tmp_path):

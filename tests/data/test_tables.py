@@ -58,6 +58,10 @@ def ids(data):
         ("user,item\n1,2", [1], [2]),  # no newline at the end
         ("\n\nuser,item\n1,2\n", [1], [2]),  # blank lines before the header
         ("\nuser::item\n1::2\n", [1], [2]),
+        ("user,item\n1,2\n1, 2\n3 ,2\n", [1, 3], [2]),  # blanks around ids do not belong to them
+        ("user,item\na,b c\n a,b c \n", ["a"], ["b c"]),
+        ("user,item,review\n1,2,a\rb\n3,4,c\n", [1, 3], [2, 4]),
+        (f"user,item,review\n1,2,{'x' * 200_000}\n3,4,y\n", [1, 3], [2, 4]),
     ],
 )
 def test_csv_and_its_kin(table, content, users, items):
@@ -99,6 +103,35 @@ def test_compressed_and_other_formats(table, tmp_path):
     assert ids(table(frame.write_csv(separator="\t"), "a.tsv")) == expected
 
 
+def test_a_separator_of_several_bytes(table):
+    assert ids(table("user¦item\n1¦2\n", separator="¦")) == ([1], [2])
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_json_may_begin_with_a_byte_order_mark(table, start, pack):
+    suffix = ".gz" if pack is gzip.compress else ""
+    assert ids(table(pack(start + b'{"user":1,"item":2}\n{"user":3,"item":4}\n'), f"a.jsonl{suffix}")) == (
+        [1, 3],
+        [2, 4],
+    )
+    assert ids(table(pack(start + b'[{"user":1,"item":2}]'), f"a.json{suffix}")) == ([1], [2])
+
+
+@pytest.mark.parametrize(
+    ("late", "users", "items"),
+    [
+        ('{"user": 1, "item": 2, "rating": 3.5}', [0, 1, 2], [1, 2]),
+        ('{"user": "x", "item": 2, "rating": 4}', ["0", "1", "2", "x"], [1, 2]),
+        ('{"user": 1, "item": "2", "rating": null}', [0, 1, 2], ["1", "2"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_json_types_may_change_late(table, late, users, items, name):
+    rows = [f'{{"user": {k % 3}, "item": 1, "rating": 5}}' for k in range(2000)] + [late]
+    assert ids(table("\n".join(rows) if name == "a.jsonl" else f"[{','.join(rows)}]", name)) == (users, items)
+
+
 def test_zstd(table, tmp_path):
     # Polars writes Parquet, not CSV, with zstd; a stored (uncompressed) frame is valid zstd and needs no library.
     payload = b"user,item\n1,2\n"
@@ -115,6 +148,17 @@ def test_zip_with_several_members(tmp_path):
         archive.writestr("readme.md", "hello")
     data = prepare(find_source("table"), [tmp_path / "a.zip"], tmp_path / "out")
     assert ids(data) == ([1, 3], [2, 4])
+
+
+def test_zip_in_capitals_with_a_file_about_it(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("A/RATINGS.CSV", "user,item,rating\n1,2,5\n")
+        archive.writestr("A/README.txt", "Thank you for your interest")
+    for name in ("table", "ml-20m"):
+        assert ids(prepare(find_source(name), [tmp_path / "a.zip"], tmp_path / name)) == ([1], [2])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "Ratings.csv").write_text("user,item,rating\n1,2,5\n")
+    assert ids(prepare(find_source("ml-20m"), [tmp_path / "folder"], tmp_path / "out")) == ([1], [2])
 
 
 def test_glob_and_several_files(tmp_path):
@@ -147,6 +191,21 @@ def test_typed_ids(table, tmp_path):
     assert through_parquet(user=pl.Series(["b", "a"], dtype=pl.Categorical), item=[1, 2])[0] == ["a", "b"]
 
 
+def test_ids_of_other_types_in_other_files_are_the_same_ids(tmp_path):
+    def both(**other):
+        pl.DataFrame({"user": [1, 2], "item": [2, 3]}).write_parquet(tmp_path / "a.parquet")
+        pl.DataFrame({"user": [1], "item": [2]} | other).write_parquet(tmp_path / "b.parquet")
+        source, raw = find_source("table"), [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+        return ids(prepare(source, raw, tmp_path / "out", overwrite=True))
+
+    assert both(item=[2.0]) == ([1, 2], [2, 3])
+    assert both(item=["2"]) == ([1, 2], ["2", "3"])
+    with pytest.raises(InputError, match=r"row 1 of .*b\.parquet has no usable item id \(2\.5\)"):
+        both(item=[2.5])
+    with pytest.raises(InputError, match="no usable item id"):
+        both(item=[2.0**53])  # 2^53 + 1 would be the same float
+
+
 def test_titles(table, tmp_path):
     (tmp_path / "names.tsv").write_text('id\tname\turl\n2\tMot\u00f6rhead\tx\n4\t"Weird Al\ty\n2\tagain\tz\n')
     data = table("user,artistID\n1,2\n1,4\n1,6\n", titles=str(tmp_path / "names.tsv"))
@@ -156,7 +215,13 @@ def test_titles(table, tmp_path):
 
 @pytest.mark.parametrize(
     "times",
-    [("5", "30", "7"), ("5.5", "30", "7"), ("2020-01-01", "2021-01-01 10:00:00", "2020-12-31T23:59:59.5Z")],
+    [
+        ("5", "30", "7"),
+        ("5.5", "30", "7"),
+        ("2020-01-01", "2021-01-01 10:00:00", "2020-12-31T23:59:59.5Z"),
+        ("2021-01-01T01:00:00+02:00", "2021-01-01T00:30:00+00:00", "2021-01-01 00:15:00.000001+0000"),
+        ("2021-01-01 05:00-01", "2021-01-01 06:30 UTC", "2021-01-01T06:15Z"),
+    ],
 )
 def test_times_as_text(table, times):
     rows = "".join(f"1,{k},{time}\n" for k, time in enumerate(times))

@@ -99,10 +99,14 @@ def test_scores_follow_their_definitions(score):
         assert s[b, j].item() == pytest.approx(expected, rel=1e-12)
 
 
+def int32(*values):
+    return [torch.tensor(value, dtype=torch.int32) for value in values]
+
+
 def test_first_of_tied_entries_bears_the_hinge():
     U, V = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[0.1], [0.1], [0.5], [0.5]], dtype=torch.float64)
     objective = Objective(rho=2, drm=False)
-    g = reference.list_gradients(U, V, torch.tensor([0]), torch.tensor([[0, 1, 2, 3]]), objective).g
+    g = reference.list_gradients(U, V, *int32([0], [[0, 1, 2, 3]]), objective).g
     phi = math.log(1 + 4 / 2 * 2)
     np.testing.assert_allclose(g, [[-phi, 0, phi, 0]])
 
@@ -115,7 +119,7 @@ def test_hinge_ends_at_the_margin(negative, gap, violations):
     U = torch.ones(1, 1, dtype=torch.float64)
     V = torch.tensor([[0.75], [negative], [0.25 if violations else 0.0]], dtype=torch.float64)
     objective = Objective(rho=1, margin=0.5, drm=False)
-    result = reference.list_gradients(U, V, torch.tensor([0]), torch.tensor([[0, 1, 2]]), objective)
+    result = reference.list_gradients(U, V, *int32([0], [[0, 1, 2]]), objective)
     phi = math.log(1 + 3 / 2 * violations) if gap > 0 else 0
     assert result.hinge.item() == pytest.approx(phi * max(0, gap), rel=1e-12)
     np.testing.assert_allclose(result.g, [[-phi, phi, 0]])

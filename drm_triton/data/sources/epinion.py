@@ -17,15 +17,17 @@ from drm_triton.errors import InputError
 def paper_filter(rows: pl.LazyFrame) -> pl.LazyFrame:
     """Keep what gives the paper's counts: one pass, not a k-core.
 
-    Rows equal in user, item and rating count once; then items with at least 3 rows stay; then users with at least 5.
+    Rows equal in user, item and rating count once, the latest of them; then items with at least 3 rows stay; then
+    users with at least 5.
     """
-    return rows.unique(["user", "item", "rating"]).filter(pl.len().over("item") >= 3).filter(pl.len().over("user") >= 5)
+    once = rows.group_by("user", "item", "rating").agg(pl.all().max())
+    return once.filter(pl.len().over("item") >= 3).filter(pl.len().over("user") >= 5)
 
 
 def read_epinion(inputs: Inputs, how: Reading) -> Raw:
     """Read the .mat or the text form, with the paper's filter."""
     raw = read(inputs, how)
-    return Raw(raw.parts, raw.text, files=raw.files, own_filter=("the paper's filter", paper_filter))
+    return dataclasses.replace(raw, own_filter=("the paper's filter", paper_filter))
 
 
 def read(inputs: Inputs, how: Reading) -> Raw:

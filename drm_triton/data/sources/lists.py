@@ -7,7 +7,7 @@ import polars as pl
 from drm_triton.data.files import Input, Inputs, reading
 from drm_triton.data.frames import Part, Raw
 from drm_triton.data.sources.base import Source
-from drm_triton.data.tables import Reading, lines_of, utf8
+from drm_triton.data.tables import Reading, head, lines_of, named_separator, utf8
 from drm_triton.errors import InputError
 
 LEADING = ("user", "count", "none")
@@ -20,17 +20,19 @@ def read(inputs: Inputs, how: Reading) -> Raw:
         raise InputError(f"--leading {leading!r} is not known: choose user, count or none")
     files = inputs.all(("*.txt", "*.dat", "*.csv", "*.tsv", "*.lists"))
     return Raw(
-        [Part(f.name, _rows(utf8(inputs, f, how), leading, how)) for f in files],
+        [Part(f.name, _rows(utf8(inputs, f, how), leading, how), unit="line") for f in files],
         text=True,
         files=[f.on_disk for f in files],
     )
 
 
 def _rows(file: Input, leading: str, how: Reading) -> pl.LazyFrame:
+    head(file)  # refuses what is not UTF-8
+    separator = named_separator(how)
     with reading(file.name):
         lines = lines_of(file).with_row_index("row").drop_nulls().collect()
     text = pl.col("line").str
-    tokens = text.split(how.separator) if how.separator else text.extract_all(r"\S+")
+    tokens = text.split(separator) if separator and separator != " " else text.extract_all(r"\S+")
     lists = lines.select("row", tokens=tokens).filter(pl.col("tokens").list.len() > 0)
     counted = lists.select(
         "row",
@@ -50,7 +52,7 @@ def _rows(file: Input, leading: str, how: Reading) -> pl.LazyFrame:
         )
     items = pl.col("tokens") if leading == "none" else pl.col("tokens").list.slice(1)
     user = pl.col("tokens").list.first() if leading == "user" else pl.col("row").cast(pl.String)
-    return lists.lazy().select(user=user, item=items).filter(pl.col("item").list.len() > 0).explode("item")
+    return lists.lazy().select("row", user=user, item=items).filter(pl.col("item").list.len() > 0).explode("item")
 
 
 LISTS = Source(

@@ -14,17 +14,20 @@ from drm_triton.errors import InputError
 def read(inputs: Inputs, how: Reading) -> Raw:
     """Read train.json: playlist ``id`` and ``songs``; titles of songs are not in it."""
     file = inputs.find(["train.json", "train.json.gz", "*.json"], "Melon's playlists")
+    file = inputs.without_mark(file)
     path = inputs.unpack(file) if file.kind == "gzip" else file.path
-    wanted: dict[str, pl.DataType] = {"id": pl.Int64(), "songs": pl.List(pl.Int64())}
-    with reading(file.name):
+    # Numbers as they are in the file: read as integers, a song 5.5 would silently be song 5.
+    wanted: dict[str, pl.DataType] = {"id": pl.Float64(), "songs": pl.List(pl.Float64())}
+    with reading(file.name, encoding="convert it to UTF-8"):
         playlists = pl.read_json(path, schema=wanted)
     if playlists["songs"].null_count() == len(playlists):
         raise InputError(
             f"{file.name} has no playlists with songs: give Melon's train.json, an array of objects with id and songs"
         )
     # A playlist without songs has no interactions; one without id is found and reported like any missing user.
-    rows = playlists.lazy().select(user="id", item="songs").filter(pl.col("item").list.len() > 0).explode("item")
-    return Raw([Part(file.name, rows)], files=[file.on_disk])
+    rows = playlists.lazy().with_row_index("row").select("row", user="id", item="songs")
+    rows = rows.filter(pl.col("item").list.len() > 0).explode("item")
+    return Raw([Part(file.name, rows, unit="playlist")], files=[file.on_disk])
 
 
 MELON = Source(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import polars as pl
 
@@ -22,7 +23,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     try:
         file = inputs.find(_RATINGS, "MovieLens ratings")
     except InputError:
-        if inputs.paths[0].is_dir() and (inputs.paths[0] / "train.txt").is_file():
+        if os.path.isfile(inputs.paths[0] / "train.txt"):
             folder = inputs.paths[0]
             raise InputError(
                 f"{folder} holds lists of items, not MovieLens's own ratings: use `drm-triton prepare lists --leading "

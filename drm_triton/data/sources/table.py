@@ -26,7 +26,7 @@ def read(inputs: Inputs, how: Reading) -> Raw:
     """Read one file or several; of a zip, every member that looks like a table."""
     titles = None
     if how.titles:
-        companion = Inputs([how.titles], inputs.scratch)
+        companion = Inputs([how.titles], inputs.scratch, "--titles")
         # Titles come from another file with its own header, separator and column names.
         titles = read_titles(companion, companion.find(_PATTERNS, "titles"), Reading(encoding=how.encoding))
     return read_tables(inputs, inputs.all(_PATTERNS), how, titles)
@@ -37,7 +37,8 @@ TABLE = Source(
     summary="any CSV, TSV, PSV, Parquet or JSON-lines file, with or without gzip, zstd or zip",
     origin="your own",
     licence="your own",
-    layout="one interaction per row; columns recognised, or named by --user --item --rating --timestamp or --columns",
+    layout="one interaction per row; columns recognised, or named by --user --item --rating --timestamp or --columns; "
+    "blanks around ids of a text file are dropped",
     read=read,
     reads=TABLE_FIELDS | {"titles"},
 )
