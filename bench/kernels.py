@@ -128,21 +128,27 @@ def drm(quick: bool) -> list[Row]:
 
 
 def step(quick: bool) -> list[Row]:
-    """One training step at rho = 3, d = 64; our sampling is counted, torch's is not."""
+    """One training step at rho = 3, d = 64; our sampling is counted, torch's is not.
+
+    Several batch sizes: a larger one updates a repeated row once for more lists.
+    """
     ours, device = backend()
-    B, n = BATCH, RHO + ETA
-    plan = make_plan(ITEMS, RHO, ETA, device)
+    n, plan = RHO + ETA, make_plan(ITEMS, RHO, ETA, device)
     U, V = factors(USERS, D, device, 1), factors(ITEMS, D, device, 2)
-    users, items = ours.sample_lists(plan, 1, 0, B)
-    runners: dict[str, Callable[[], object]] = {
-        "ours": rivals.backend_step(ours, plan, U, V, Objective(RHO), B),
-        "torch, dense gradients": rivals.torch_step(U, V, users, items, RHO, sparse=False),
-        "torch, sparse gradients": rivals.torch_step(U, V, users, items, RHO, sparse=True),
-    }
-    times = race(runners, seconds=10, least=3 if quick else 7)
-    r = len(items.unique()) / B
-    flops = B * (list_flops(n, D, RHO) + 2 * n * D + 8 * D * r)
-    return rows_of("step", times, {"B": B, "n": n, "d": D, "K": RHO}, flops, B * (8 * n * D + 16 * D * (r + 1)))
+    rows = []
+    for B in (BATCH,) if quick else (BATCH, 2 * BATCH, 4 * BATCH):
+        users, items = ours.sample_lists(plan, 1, 0, B)
+        runners: dict[str, Callable[[], object]] = {
+            "ours": rivals.backend_step(ours, plan, U, V, Objective(RHO), B),
+            "torch, dense gradients": rivals.torch_step(U, V, users, items, RHO, sparse=False),
+            "torch, sparse gradients": rivals.torch_step(U, V, users, items, RHO, sparse=True),
+        }
+        times = race(runners, seconds=10, least=3 if quick else 7)
+        r = len(items.unique()) / B
+        flops = B * (list_flops(n, D, RHO) + 2 * n * D + 8 * D * r)
+        moved = B * (8 * n * D + 16 * D * (r + 1))
+        rows += rows_of("step", times, {"B": B, "n": n, "d": D, "K": RHO}, flops, moved)
+    return rows
 
 
 def topk(quick: bool) -> list[Row]:

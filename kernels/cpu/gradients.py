@@ -11,7 +11,7 @@ from torch import Tensor
 
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, empty, view
-from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.softsort import all_finite, relaxed_topk, relaxed_topk_gradient
 from drm_triton.kernels.interface import INT32, ListGradients, Objective, check_lists
 
@@ -20,9 +20,10 @@ NAN = f32(np.nan)
 
 
 @inline
-def score_items(u, V, items, l2, s):
-    """s_j = u.v_j, or -||u - v_j||^2."""
+def score_items(u, V, items, following, l2, s):
+    """s_j = u.v_j, or -||u - v_j||^2; meanwhile the rows of the following list are asked for."""
     for j in range(items.size):
+        prefetch_row(V, following[j])
         v = V[items[j]]
         total = f32(0)
         if l2:
@@ -109,7 +110,7 @@ def gradients_of_lists(
     w = weights.copy()
     for b in range(start, stop):
         u, s, gb = U[users[b]], scores[b], g[b]
-        score_items(u, V, items[b], l2, s)
+        score_items(u, V, items[b], items[min(b + 1, stop - 1)], l2, s)
         finite = all_finite(s)
         gb[:] = f32(0)
         hinge_b, drm_b, mse_b = f32(0), f32(0), f32(0)

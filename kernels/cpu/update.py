@@ -169,7 +169,7 @@ def update_rows(
     keys, spare = np.empty(E, np.int64), np.empty(E, np.int64)
     threads.run(partial(fill_buckets, spans[i], edges[i], shift, position[i], keys) for i in range(chunks))
     # Parts of equal numbers of entries, not of buckets: some rows are far more popular than others.
-    parts = 8 * chunks if chunks > 1 else 1
+    parts = max(1, min(8 * threads.n_threads(), E >> 9)) if threads.n_threads() > 1 else 1
     cuts = np.searchsorted(bounds, np.arange(parts + 1) * E // parts)
     cuts[0], cuts[-1] = 0, n_buckets
     group, l2 = E // len(source), score == "l2"
