@@ -22,10 +22,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 Row = dict[str, Any]
 
 
+TURN = 0.15
+
+
 def race(
     runners: dict[str, Callable[[], object]], seconds: float = 2.0, least: int = 5, most: int = 200
 ) -> dict[str, float]:
-    """Median time of each runner, one run of each in turn: what else the machine does hits all of them alike.
+    """Median time of each runner in turns: what else the machine does hits all of them alike.
+
+    A turn lasts at least TURN seconds, so that a quick runner is timed as it works, time after time, and not with the
+    caches as a slow one left them.
 
     On a GPU `triton.testing.do_bench` takes the times, with its clearing of the cache.
     """
@@ -41,9 +47,11 @@ def race(
         if turn >= least and time.perf_counter() > end:
             break
         for name, run in runners.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+            start, runs = time.perf_counter(), 0
+            while runs == 0 or time.perf_counter() - start < TURN:
+                run()
+                runs += 1
+            times[name].append((time.perf_counter() - start) / runs)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -79,9 +79,9 @@ def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: 
         batch += 1
         users, items = backend.sample_lists(plan, 0, start, start + B)
         x = backend.list_gradients(U, V, users, items, objective)
-        old = U[users.long()]  # the items' gradient is taken at the users' rows as they were
+        # items first: their gradient is taken at the users' rows as they were
+        backend.update_rows(V, item_state, items.view(-1), x.g.view(-1), U, users, 0.05, objective.score)
         backend.update_rows(U, user_state, users, one, x.user_grad, own, 0.05, "dot")
-        backend.update_rows(V, item_state, items.view(-1), x.g.view(-1), old, own, 0.05, objective.score)
 
     return step
 
