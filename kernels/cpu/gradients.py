@@ -12,7 +12,7 @@ from torch import Tensor
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, empty, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.softsort import all_finite, relaxed_topk, relaxed_topk_gradient
+from drm_triton.kernels.cpu.softsort import KEPT, all_finite, relaxed_topk, relaxed_topk_gradient
 from drm_triton.kernels.interface import INT32, ListGradients, Objective, check_lists
 
 f32 = np.float32
@@ -105,9 +105,11 @@ def gradients_of_lists(
 ):  # fmt: skip
     """Everything in `ListGradients`, for lists start .. stop - 1."""
     n = items.shape[1]
-    scratch, order = np.empty((6, n), np.float32), np.empty(n, np.int64)
-    R, P, G, q, ds, hits = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4], scratch[5]
+    scratch, order = np.empty((5, n), np.float32), np.empty(n, np.int64)
+    R, G, q, ds, hits = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     w = weights.copy()
+    totals = np.empty(min(KEPT, w.size), np.float32)
+    rows = np.empty((totals.size + 1) * n, np.float32)
     for b in range(start, stop):
         u, s, gb = U[users[b]], scores[b], g[b]
         score_items(u, V, items[b], items[min(b + 1, stop - 1)], l2, s)
@@ -119,12 +121,12 @@ def gradients_of_lists(
         if drm_on and finite:
             if ap:
                 average_precision_weights(s, rho, hits, w)
-            relaxed_topk(s, R, order, w, tau, P, q)
+            relaxed_topk(s, R, order, w, tau, rows, totals, q)
             for j in range(n):
                 r = f32(j < rho) - q[j]
                 drm_b += r * r
                 q[j] = f32(-2) * lam * r
-            relaxed_topk_gradient(s, R, order, w, tau, q, P, G, ds)
+            relaxed_topk_gradient(s, R, order, w, tau, q, rows, totals, G, ds)
             for j in range(n):
                 gb[j] += ds[j]
         if mse_on and finite:

@@ -28,6 +28,7 @@ from drm_triton.kernels.cpu.arrays import view
 from drm_triton.kernels.cpu.jit import inline, kernel
 from drm_triton.kernels.interface import FLOATS
 
+KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
 PAIRWISE_MAX = 640  # longest list treated by pairs; beyond it sorting is quicker (AVX-512, float32)
 
 f32 = np.float32
@@ -158,27 +159,38 @@ def relaxed_row(s, R, rank, tau, P):
 
 
 @inline
-def relaxed_topk(s, R, order, w, tau, P, Q):
-    """Q = sum_k w_k P_k; R and order are filled, P is scratch."""
+def relaxed_topk(s, R, order, w, tau, rows, totals, Q):
+    """Q = sum_k w_k P_k; R and order are filled.
+
+    The first rows P_k, unnormalised, are left in `rows` and their sums in `totals`, as many as it has room for; `rows`
+    has room for one more.
+    """
+    n, kept = s.size, totals.size
     above_sums(s, R, order)
     Q[:] = s.dtype.type(0)
     for rank in range(1, w.size + 1):
-        weight = w[rank - 1]
+        weight, slot = w[rank - 1], min(rank - 1, kept)
         if weight != 0:
-            weight /= relaxed_row(s, R, rank, tau, P)
-            for j in range(s.size):
+            P = rows[slot * n : (slot + 1) * n]
+            total = relaxed_row(s, R, rank, tau, P)
+            if slot < kept:
+                totals[slot] = total
+            weight /= total
+            for j in range(n):
                 Q[j] += weight * P[j]
 
 
 @inline
-def relaxed_topk_gradient(s, R, order, w, tau, q, P, G, ds):
-    """Gradient ds to the scores for q = dL/dQ; R and order as `above_sums` left them, P and G are scratch."""
-    n, real = s.size, s.dtype.type
+def relaxed_topk_gradient(s, R, order, w, tau, q, rows, totals, G, ds):
+    """Gradient ds to the scores for q = dL/dQ; R, order, rows and totals as `relaxed_topk` left them, G is scratch."""
+    n, kept, real = s.size, totals.size, s.dtype.type
     G[:] = real(0)
     ds[:] = real(0)
     for rank in range(1, w.size + 1):
         if w[rank - 1] != 0:
-            total = relaxed_row(s, R, rank, tau, P)
+            slot = min(rank - 1, kept)
+            P = rows[slot * n : (slot + 1) * n]
+            total = totals[slot] if slot < kept else relaxed_row(s, R, rank, tau, P)
             mean = real(0)
             for j in range(n):
                 mean += P[j] * q[j]
@@ -230,13 +242,14 @@ def unpack(mask, packed, target):
 def forward_lists(start, stop, s, w, tau, mask, Q):
     """Q of lists start .. stop - 1."""
     scratch, order = np.empty((4, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
+    none = np.empty(0, s.dtype)
     for b in range(start, stop):
         n = pack(mask[b], s[b], scratch[0])
         x, R, P, total = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n]
         if not all_finite(x):
             total[:] = np.nan
         elif n > 0:
-            relaxed_topk(x, R, order[:n], w[b], tau, P, total)
+            relaxed_topk(x, R, order[:n], w[b], tau, P, none, total)
         unpack(mask[b], total, Q[b])
 
 
@@ -244,6 +257,7 @@ def forward_lists(start, stop, s, w, tau, mask, Q):
 def backward_lists(start, stop, s, w, tau, mask, q, ds):
     """Gradient of lists start .. stop - 1."""
     scratch, order = np.empty((6, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
+    none = np.empty(0, s.dtype)
     for b in range(start, stop):
         n = pack(mask[b], s[b], scratch[0])
         pack(mask[b], q[b], scratch[1])
@@ -254,7 +268,7 @@ def backward_lists(start, stop, s, w, tau, mask, q, ds):
             total[:] = np.nan
         elif n > 0:
             above_sums(x, R, order[:n])
-            relaxed_topk_gradient(x, R, order[:n], w[b], tau, upstream, P, G, total)
+            relaxed_topk_gradient(x, R, order[:n], w[b], tau, upstream, P, none, G, total)
         unpack(mask[b], total, ds[b])
 
 
@@ -262,24 +276,24 @@ def backward_lists(start, stop, s, w, tau, mask, q, ds):
 def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
     """Loss and gradient of lists start .. stop - 1."""
     real = s.dtype.type
-    scratch, order = np.empty((6, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
+    scratch, order = np.empty((5, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
+    totals = np.empty(min(KEPT, w.shape[1]), s.dtype)
+    rows = np.empty((totals.size + 1) * s.shape[1], s.dtype)
     for b in range(start, stop):
         n = pack(mask[b], s[b], scratch[0])
         pack(mask[b], y[b], scratch[1])
-        x, r, R, P, G, total = (
-            scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n], scratch[5, :n],
-        )  # fmt: skip
+        x, r, R, G, total = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n]
         square = real(0)
         if not all_finite(x):
             square = real(np.nan)
             total[:] = np.nan
         elif n > 0:
-            relaxed_topk(x, R, order[:n], w[b], tau, P, total)
+            relaxed_topk(x, R, order[:n], w[b], tau, rows, totals, total)
             for j in range(n):
                 residual = r[j] - total[j]
                 square += residual * residual
                 r[j] = real(-2) * residual
-            relaxed_topk_gradient(x, R, order[:n], w[b], tau, r, P, G, total)
+            relaxed_topk_gradient(x, R, order[:n], w[b], tau, r, rows, totals, G, total)
         loss[b] = square
         unpack(mask[b], total, ds[b])
 
