@@ -185,7 +185,8 @@ class DRM:
         """Write the model to a directory (safetensors and Parquet, see `checkpoint`), atomically."""
         U, V = self._fitted()
         with atomic_directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
-            self.interactions.save(folder / "data")
+            # a copy, so that this model does not take the temporary folder for the home of its data
+            interactions_only(self.interactions, self.interactions.train).save(folder / "data")
             tensors = {"user_factors": U, "item_factors": V}
             checkpoint.write_tensors(folder / checkpoint.FILE, tensors, {"config": self.config.to_dict()})
 

@@ -230,6 +230,8 @@ def test_save_and_load_round_trip(data: Dataset, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     loaded = DRM.load(tmp_path / "model")
     assert loaded.recommend(k=3).equals(model.recommend(k=3))
+    loaded.save(tmp_path / "again")
+    assert loaded.interactions.path == tmp_path / "model" / "data"
     with pytest.raises(InputError, match="already exists"):
         model.save(tmp_path / "model")
     model.save(tmp_path / "model", overwrite=True)
