@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,29 @@ from drm_triton.kernels.cpu.jit import inline
 from drm_triton.kernels.cpu.topk import QUERIES, WIDTH, score_panel
 from drm_triton.kernels.interface import ListPlan, Objective
 
-USERS, ITEMS, INTERACTIONS = 15_500, 28_800, 558_000
-RHO, ETA, D, BATCH = 3, 45, 64, 4096
+INTERACTIONS_PER_USER = 36  # SketchFab's
+DEPTH = 64  # of the tile that measures the peak
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the races are run at; the defaults are SketchFab's numbers and the paper's lists."""
+
+    users: int = 15_500
+    items: int = 28_800
+    rho: int = 3
+    eta: int = 45
+    factors: int = 64
+    batch: int = 4096
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise InputError(f"bench kernels: {name} must be at least 1, got {value}")
+
+    @property
+    def n(self) -> int:
+        return self.rho + self.eta
 
 
 def backend() -> tuple[Any, str]:
@@ -57,11 +79,10 @@ def factors(rows: int, d: int, device: str, seed: int) -> Tensor:
     return (torch.randn(rows, d, generator=g) / (4 * d**0.5)).to(device)
 
 
-def make_plan(n_items: int, rho: int, eta: int, device: str) -> ListPlan:
+def make_plan(n_items: int, rho: int, eta: int, device: str, users: int = Sizes.users) -> ListPlan:
     """Interactions of SketchFab's number per user, their sizes log-normal, some items far more popular than others."""
     rng = np.random.default_rng(0)
-    mean = INTERACTIONS / USERS
-    degree = np.clip(rng.lognormal(np.log(mean) - 0.5, 1, USERS), 1, 2000).astype(int)
+    degree = np.clip(rng.lognormal(np.log(INTERACTIONS_PER_USER) - 0.5, 1, users), 1, 2000).astype(int)
     order = rng.permutation(n_items).astype(np.int32)
     rows = [np.unique(order[(n_items * rng.random(size) ** 2).astype(int)]) for size in degree]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
@@ -76,7 +97,7 @@ def list_flops(n: int, d: int, K: int) -> int:
 # ------------------------------------------------------------------------------------------------------- machine
 
 
-def peaks(quick: bool) -> list[Row]:
+def peaks(size: Sizes, quick: bool) -> list[Row]:
     """Fused multiply-add rate (the top-K micro-kernel on data in the first-level cache) and copy bandwidth."""
     bandwidth_bytes = 2**28 if quick else 2**30
     source = torch.ones(bandwidth_bytes // 4)
@@ -84,10 +105,10 @@ def peaks(quick: bool) -> list[Row]:
     flops = 0.0
     if not torch.cuda.is_available():
         rounds, count = 20_000, threads.n_threads()
-        sizes = (QUERIES * D, D * WIDTH, QUERIES, QUERIES * WIDTH)
+        sizes = (QUERIES * DEPTH, DEPTH * WIDTH, QUERIES, QUERIES * WIDTH)
         tables = [[*(torch.ones(size).numpy() for size in sizes), np.zeros(QUERIES, np.int64)] for _ in range(count)]
         seconds = race({"fma": lambda: threads.run(partial(fma_rounds, rounds, *table) for table in tables)})["fma"]
-        flops = 2 * QUERIES * WIDTH * D * rounds * count / seconds
+        flops = 2 * QUERIES * WIDTH * DEPTH * rounds * count / seconds
     seconds = race({"copy": lambda: target.copy_(source)})["copy"]
     return [
         {"section": "peaks", "name": "fma", "gflops": flops / 1e9},
@@ -98,18 +119,18 @@ def peaks(quick: bool) -> list[Row]:
 @inline
 def fma_rounds(rounds, queries, panel, thresholds, tile, hits):  # type: ignore[no-untyped-def]
     for _ in range(rounds):
-        score_panel(queries, 0, D, panel, 0, thresholds, tile, hits)
+        score_panel(queries, 0, DEPTH, panel, 0, thresholds, tile, hits)
 
 
 # --------------------------------------------------------------------------------------------------------- races
 
 
-def drm(quick: bool) -> list[Row]:
-    """DRM loss and gradient alone at B = 4096, n = 48, K = 3."""
+def drm(size: Sizes, quick: bool) -> list[Row]:
+    """DRM loss and gradient alone."""
     ours, device = backend()
-    B, n, K = BATCH, RHO + ETA, RHO
+    B, n, K = size.batch, size.n, size.rho
     s = torch.randn(B, n, generator=torch.Generator().manual_seed(0)).to(device)
-    y = (torch.arange(n, device=device) < RHO).float().expand(B, n).contiguous()
+    y = (torch.arange(n, device=device) < size.rho).float().expand(B, n).contiguous()
     w, mask = torch.ones(B, K, device=device), torch.ones(B, n, dtype=torch.bool, device=device)
     runners: dict[str, Callable[[], object]] = {
         "ours": lambda: ours.drm_lists(s, y, w, 1.0, mask),
@@ -127,36 +148,37 @@ def drm(quick: bool) -> list[Row]:
     return rows_of("drm", times, {"B": B, "n": n, "K": K}, flops, B * 4 * 3 * n)
 
 
-def step(quick: bool) -> list[Row]:
-    """One training step at rho = 3, d = 64; our sampling is counted, torch's is not.
+def step(size: Sizes, quick: bool) -> list[Row]:
+    """One training step; our sampling is counted, torch's is not.
 
     Several batch sizes: a larger one updates a repeated row once for more lists.
     """
     ours, device = backend()
-    n, plan = RHO + ETA, make_plan(ITEMS, RHO, ETA, device)
-    U, V = factors(USERS, D, device, 1), factors(ITEMS, D, device, 2)
+    n, d, rho = size.n, size.factors, size.rho
+    plan = make_plan(size.items, size.rho, size.eta, device, size.users)
+    U, V = factors(size.users, d, device, 1), factors(size.items, d, device, 2)
     rows = []
-    for B in (BATCH,) if quick else (BATCH, 2 * BATCH, 4 * BATCH):
+    for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
         users, items = ours.sample_lists(plan, 1, 0, B)
         runners: dict[str, Callable[[], object]] = {
-            "ours": rivals.backend_step(ours, plan, U, V, Objective(RHO), B),
-            "torch, dense gradients": rivals.torch_step(U, V, users, items, RHO, sparse=False),
-            "torch, sparse gradients": rivals.torch_step(U, V, users, items, RHO, sparse=True),
+            "ours": rivals.backend_step(ours, plan, U, V, Objective(rho), B),
+            "torch, dense gradients": rivals.torch_step(U, V, users, items, rho, sparse=False),
+            "torch, sparse gradients": rivals.torch_step(U, V, users, items, rho, sparse=True),
         }
         times = race(runners, seconds=10, least=3 if quick else 7)
         r = len(items.unique()) / B
-        flops = B * (list_flops(n, D, RHO) + 2 * n * D + 8 * D * r)
-        moved = B * (8 * n * D + 16 * D * (r + 1))
-        rows += rows_of("step", times, {"B": B, "n": n, "d": D, "K": RHO}, flops, moved)
+        flops = B * (list_flops(n, d, rho) + 2 * n * d + 8 * d * r)
+        moved = B * (8 * n * d + 16 * d * (r + 1))
+        rows += rows_of("step", times, {"B": B, "n": n, "d": d, "K": rho}, flops, moved)
     return rows
 
 
-def topk(quick: bool) -> list[Row]:
-    """The 50 best of 28.8K items for 15.5K users, seen items left out."""
+def topk(size: Sizes, quick: bool) -> list[Row]:
+    """The 50 best of all items for all users, seen items left out."""
     ours, device = backend()
-    k, d = 50, D
-    plan = make_plan(ITEMS, RHO, ETA, device)
-    queries, V, seen = factors(USERS, d, device, 3), factors(ITEMS, d, device, 4), (plan.indptr, plan.indices)
+    k, d = min(50, size.items), size.factors
+    plan = make_plan(size.items, size.rho, size.eta, device, size.users)
+    queries, V, seen = factors(size.users, d, device, 3), factors(size.items, d, device, 4), (plan.indptr, plan.indices)
     runners: dict[str, Callable[[], object]] = {
         "ours": lambda: ours.top_k(queries, V, k, "dot", seen),
         "matrix product alone": rivals.matrix_product(queries, V),
@@ -168,7 +190,9 @@ def topk(quick: bool) -> list[Row]:
     else:
         runners["implicit, recommend"] = other
     times = race(runners, seconds=15, least=3 if quick else 5)
-    return rows_of("topk", times, {"m": USERS, "N": ITEMS, "d": d, "K": k}, 2 * USERS * ITEMS * d, 0)
+    return rows_of(
+        "topk", times, {"m": size.users, "N": size.items, "d": d, "K": k}, 2 * size.users * size.items * d, 0
+    )
 
 
 def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, size: float) -> list[Row]:
@@ -183,7 +207,7 @@ def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, siz
 # -------------------------------------------------------------------------------------------------------- scaling
 
 
-def scaling(quick: bool) -> list[Row]:
+def scaling(size: Sizes, quick: bool) -> list[Row]:
     """Time per list of each operation over n, d, K, B, table size and threads; the others at their usual value."""
     rows = []
     grid: dict[str, list[int]] = {
@@ -196,9 +220,9 @@ def scaling(quick: bool) -> list[Row]:
     }
     for axis, values in grid.items():
         for value in values[::2] if quick else values:
-            usual = {"n": RHO + ETA, "d": D, "K": RHO, "B": BATCH, "items": ITEMS, "threads": numba.get_num_threads()}
-            sizes = usual | {axis: value}
-            times = operations(sizes, 0.3 if quick else 0.8)
+            usual = {"n": size.n, "d": size.factors, "K": size.rho, "B": size.batch, "items": size.items}
+            sizes = usual | {"threads": numba.get_num_threads()} | {axis: value}
+            times = operations(size, sizes, 0.3 if quick else 0.8)
             rows += [
                 {
                     "section": "scaling",
@@ -213,18 +237,18 @@ def scaling(quick: bool) -> list[Row]:
     return rows
 
 
-def operations(sizes: Row, seconds: float) -> dict[str, float]:
+def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, float]:
     """Median time of each operation of a step at these sizes."""
     ours, device = backend()
     before = numba.get_num_threads()
     numba.set_num_threads(sizes["threads"])
     try:
         B, n, N, d = sizes["B"], sizes["n"], sizes["items"], sizes["d"]
-        plan = make_plan(N, RHO, n - RHO, device)
-        U, V = factors(USERS, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
+        plan = make_plan(N, size.rho, n - size.rho, device, size.users)
+        U, V = factors(size.users, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
         state = torch.ones_like(V)
         users, items = ours.sample_lists(plan, 0, 0, B)
-        objective = Objective(RHO, k=sizes["K"])
+        objective = Objective(size.rho, k=sizes["K"])
         x = ours.list_gradients(U, V, users, items, objective)
         return race(
             {
@@ -238,7 +262,7 @@ def operations(sizes: Row, seconds: float) -> dict[str, float]:
         numba.set_num_threads(before)
 
 
-def compilation(quick: bool) -> list[Row]:
+def compilation(size: Sizes, quick: bool) -> list[Row]:
     """Seconds from a fresh process to the end of a first training step and top-K: nothing cached, then all cached."""
     program = (
         "import time, torch; from drm_triton.bench import rivals, kernels as b; from drm_triton.kernels import cpu;"
@@ -311,7 +335,12 @@ def plot(rows: list[Row], folder: Path) -> None:
         plt.close(figure)
 
 
-def run(only: list[str] | None = None, quick: bool = False, folder: Path = RESULTS) -> list[Row]:
+def run(
+    only: list[str] | None = None,
+    quick: bool = False,
+    folder: Path = RESULTS,
+    size: Sizes = Sizes(),  # noqa: B008
+) -> list[Row]:
     """Run the sections, print and save the results."""
     unknown = sorted(set(only or ()) - set(SECTIONS))
     if unknown:
@@ -319,7 +348,7 @@ def run(only: list[str] | None = None, quick: bool = False, folder: Path = RESUL
     rows: list[Row] = []
     for name, section in SECTIONS.items():
         if only is None or name in only:
-            rows += section(quick)
+            rows += section(size, quick)
     show(rows)
     save("kernels", environment(), rows, folder)
     plot(rows, folder)
@@ -332,5 +361,8 @@ if __name__ == "__main__":
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"some of: {', '.join(SECTIONS)}")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    for field in fields(Sizes):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default, help="of the races [%(default)s]")
     options = parser.parse_args()
-    run(options.only, options.quick, options.out)
+    chosen = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
+    run(options.only, options.quick, options.out, chosen)

@@ -20,11 +20,17 @@ def kernels(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats.")] = False,
+    users: Annotated[int, typer.Option(help="Users of the races.")] = 15_500,
+    items: Annotated[int, typer.Option(help="Items of the races.")] = 28_800,
+    rho: Annotated[int, typer.Option(help="Positives in a list.")] = 3,
+    eta: Annotated[int, typer.Option(help="Negatives in a list.")] = 45,
+    factors: Annotated[int, typer.Option(help="Factors d.")] = 64,
+    batch: Annotated[int, typer.Option(help="Lists in a step.")] = 4096,
     out: Annotated[Path, typer.Option(help="Folder for kernels.csv, kernels.json and the plots.")] = Path(
         "bench-results"
     ),
 ) -> None:
     """Race the kernels against plain torch and show how their cost grows."""
-    from drm_triton.bench.kernels import run
+    from drm_triton.bench.kernels import Sizes, run
 
-    run(only.split(",") if only else None, quick, out)
+    run(only.split(",") if only else None, quick, out, Sizes(users, items, rho, eta, factors, batch))
