@@ -17,6 +17,7 @@ import numba
 import torch
 
 from drm_triton._version import __version__
+from drm_triton.run import processor
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Row = dict[str, Any]
@@ -60,16 +61,6 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
-def _processor() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def environment() -> Row:
     """Versions, machine, date and commit."""
     return {
@@ -79,7 +70,7 @@ def environment() -> Row:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numba": numba.__version__,
-        "processor": _processor(),
+        "processor": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
         "threads": numba.get_num_threads(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }

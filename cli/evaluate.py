@@ -54,8 +54,7 @@ def evaluate(
     if (data.n_users, data.n_items) != (model.interactions.n_users, model.interactions.n_items):
         raise InputError(f"{run} was trained on other data than {data.path}; give its own with --dataset")
     held_out = getattr(data, on)
-    fitted = {"train": ("train",), "train+valid": ("train", "valid"), "all": ("train", "valid", "test")}
-    if on in fitted[model.config.fit_on]:
+    if on in model.config.fit_parts:
         raise InputError(f"{run} was fit on {model.config.fit_on}, so it cannot be measured on {on}: it has seen it")
     seen = data.train.union(data.valid) if on == "test" else data.train
 

@@ -101,6 +101,11 @@ class TrainConfig:
         """Negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
+    @property
+    def fit_parts(self) -> tuple[str, ...]:
+        """The parts of a data set that are trained on: train, and those that `fit_on` adds."""
+        return ("train", "valid", "test") if self.fit_on == "all" else tuple(self.fit_on.split("+"))
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
         """Build from plain values; an unknown key or a value of the wrong type is an error that says where."""

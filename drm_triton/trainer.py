@@ -62,10 +62,10 @@ BatchCallback = Callable[[State, int], bool | None]  # (state, lists in an epoch
 
 def interactions_to_fit(dataset: Dataset, config: TrainConfig) -> CSR:
     """The interactions that `fit_on` names."""
-    parts = {"train": (), "train+valid": (dataset.valid,), "all": (dataset.valid, dataset.test)}[config.fit_on]
-    fit = dataset.train
-    for part in parts:
-        fit = fit.union(part)
+    first, *others = (getattr(dataset, part) for part in config.fit_parts)
+    fit: CSR = first
+    for other in others:
+        fit = fit.union(other)
     return fit
 
 
@@ -253,8 +253,7 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     """Bytes that training will hold: factors, Adagrad's state, interactions, and one batch of lists."""
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     table = 4 * rows * config.factors
-    interactions = dataset.train.nnz + (dataset.valid.nnz if config.fit_on != "train" else 0)
-    interactions += dataset.test.nnz if config.fit_on == "all" else 0
+    interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
     lists = min(config.batch_size, interactions)
     return {
         "factors": table,

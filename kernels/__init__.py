@@ -89,11 +89,10 @@ def why_not(name: str) -> str | None:
     if name == "cpu" and importlib.util.find_spec("numba") is None:
         return "Numba is not installed (pip install numba)"
     try:
-        module = importlib.import_module(BACKENDS[name])
+        importlib.import_module(BACKENDS[name])
     except ImportError as error:  # installed but broken, as Numba is beside a NumPy too new for it
         return f"it fails to import: {error}"
-    missing = [operation for operation in OPERATIONS if not hasattr(module, operation)]
-    return f"it lacks {', '.join(missing)}" if missing else None
+    return None
 
 
 def _interpreted() -> bool:
