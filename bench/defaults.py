@@ -24,6 +24,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"schedule": "constant", "lr": 0.1},
     {"lr": 0.1},
     {"lr": 0.4},
+    {"batch_size": 16},  # nearly an update per list
     {"batch_size": 256},
     {"batch_size": 8192},
     {"user_sampling": "uniform"},
