@@ -46,7 +46,8 @@ def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, spa
     user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)
     item_table = nn.Embedding.from_pretrained(V.clone(), freeze=False, sparse=sparse)
     tables = ((user_table.weight, users.long()), (item_table.weight, items.long()))
-    optimizer = torch.optim.Adagrad([weight for weight, _ in tables], lr=0.05)
+    # fused is the quickest that torch has, for dense gradients only
+    optimizer = torch.optim.Adagrad([weight for weight, _ in tables], lr=0.05, fused=not sparse)
     users, items = users.long(), items.long()
 
     def step() -> None:
