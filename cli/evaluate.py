@@ -13,7 +13,7 @@ def evaluate(
     k: Annotated[str, typer.Option("--k", help="Cut-offs, separated by commas.")] = "10,50",
     dataset: Annotated[
         str | None,
-        typer.Option("--dataset", "-d", help="Prepared data [where the run found it].", show_default=False),
+        typer.Option("--dataset", "-d", help=r"Prepared data \[where the run found it].", show_default=False),
     ] = None,
     min_train: Annotated[int, typer.Option(help="Average over users with at least so many training items.")] = 5,
     per_user: Annotated[

@@ -21,7 +21,8 @@ MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Fi
 
 def option(help: str, panel: str, *names: str) -> Any:
     """Make an option that is left to the configuration file, or the default, when not given."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+    shown = help.replace("[", r"\[")  # else taken for markup, and not shown
+    return typer.Option(*names, help=shown, rich_help_panel=panel, show_default=False)
 
 
 def train(
