@@ -15,6 +15,7 @@ from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
 from drm_triton.cli.train import train
+from drm_triton.cli.tune import tune
 from drm_triton.errors import DrmError
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ def _options(
 app.command()(prepare)
 app.command()(info)
 app.command()(train)
+app.command()(tune)
 app.command()(evaluate)
 app.command()(recommend)
 app.add_typer(bench, name="bench")
