@@ -73,8 +73,8 @@ def main() -> None:
         f"Epinion, test means and standard deviations over {args.seeds} seeds, published figures in brackets;",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.epinion`.",
         "",
-        "| model | " + " | ".join(METRICS) + " | seconds on one core | setting |",
-        "|---|" + "---|" * (len(METRICS) + 2),
+        "| model | " + " | ".join(METRICS) + " | setting |",
+        "|---|" + "---|" * (len(METRICS) + 1),
     ]
     for model in models:
         results = results_of(final[model])
@@ -82,9 +82,8 @@ def main() -> None:
         for metric, published in zip(METRICS, PUBLISHED[model], strict=True):
             values = [result[metric] for result in results]
             cells.append(f"{np.mean(values):.4f} ± {np.std(values):.4f} ({published:.4f})")
-        seconds = np.median([result["seconds"] for result in results])
         setting = ", ".join(f"{name} {value}" for name, value in best[model].items())
-        lines.append(f"| {model} | " + " | ".join(cells) + f" | {seconds:.0f} | {setting} |")
+        lines.append(f"| {model} | " + " | ".join(cells) + f" | {setting} |")
     text = "\n".join(lines) + "\n"
     (quality.RESULTS / "epinion.md").write_text(text)
     print(text)
