@@ -23,7 +23,8 @@ def curves_section(runs: Sequence[Measured]) -> str:
     )
     if len(without) == len(runs):
         return said
-    columns = ["loss", *dict.fromkeys([*(run.monitor for run in runs), *CURVES])]
+    monitored = {run.monitor: None for run in runs}
+    columns = ["loss", *[*dict.fromkeys([*monitored, *CURVES])][: max(len(monitored), len(CURVES))]]
     content = ""
     for title, x_label in (("Over epochs", "epochs"), ("Over seconds of training", "seconds")):
         figures = "".join(_chart(runs, column, x_label) for column in columns)
@@ -33,10 +34,11 @@ def curves_section(runs: Sequence[Measured]) -> str:
         for number, run in enumerate(runs, 1)
         if run.records
     )
-    objectives = {run.config.objective for run in runs} | {run.config.lam for run in runs}
-    caution = " Losses of different objectives are not comparable." if len(objectives) > 2 else ""
+    reading = "The ring marks the best epoch. " if any(run.best_epoch for run in runs) else ""
+    if len(runs) > 1:
+        reading += "Losses compare only between runs of the same objective on the same data."
     return (
-        f'{legend(runs)}{said}<p class="quiet">The ring marks the epoch that was kept as best.{caution}</p>'
+        f'{legend(runs)}{said}<p class="quiet">{reading}</p>'
         f"{content}{details('The numbers behind the curves', numbers)}"
     )
 
@@ -103,9 +105,8 @@ def activity_section(runs: Sequence[Measured]) -> str:
                 series.append(svg.Bars(run.name, number, frames[-1][HEADLINE].to_list()))
         if not frames:
             continue
-        for fit_on, evaluation in data.popularity.items():
-            label = "popularity" + (f" of {fit_on}" if len(data.popularity) > 1 else "")
-            series.append(svg.Bars(label, 0, by_activity(evaluation, HEADLINE)[HEADLINE].to_list()))
+        for label, result in data.baselines():
+            series.append(svg.Bars(label, 0, by_activity(result, HEADLINE)[HEADLINE].to_list()))
         groups = [
             f"{low}{f'–{high}' if high > low else ''} interactions ({users:,} users)"
             for low, high, users in frames[0].select("min_train", "max_train", "users").iter_rows()

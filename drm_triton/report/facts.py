@@ -27,8 +27,11 @@ def configuration_section(runs: Sequence[Measured]) -> str:
 
     if len(runs) == 1:
         default = others[1]
-        for_one = [[*row, f"<code>{escape(default[name])}</code>"] for row, name in zip(rows(differing), differing)]
-        first = table("Options that differ from the defaults", [*heads, "default"], for_one, kind="options differ")
+        with_default = [
+            [*row, f"<code>{escape(default[name])}</code>"]
+            for name, row in zip(differing, rows(differing), strict=True)
+        ]
+        first = table("Options that differ from the defaults", [*heads, "default"], with_default, kind="options")
         said = f"{len(alike)} options at their defaults"
     else:
         first = table("Options that differ between the runs", heads, rows(differing), kind="options differ")

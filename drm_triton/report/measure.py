@@ -44,6 +44,11 @@ class Data:
         """The relevant items of each user."""
         return getattr(self.dataset, self.on) if self.on else CSR.empty(self.dataset.train.shape)
 
+    def baselines(self) -> list[tuple[str, Evaluation]]:
+        """Popularity under its name: more than one where runs were fit on different parts of the data."""
+        several = len(self.popularity) > 1
+        return [(f"popularity of {on}" if several else "popularity", result) for on, result in self.popularity.items()]
+
     @cached_property
     def sample(self) -> NDArray[np.int64]:
         """Codes of the users to show: evenly spaced in the order of activity, among those that are measured."""
@@ -97,23 +102,20 @@ def measure_runs(
     if len({place.resolve() for place in places}) < len(places):
         raise InputError("a run is given twice; give each run once")
     given = {str(Path(path)): Dataset.load(path) for path in datasets}
-    known: dict[str, Data] = {}  # by checksum
-    used: set[str] = set()
-    runs = []
-    for name, path in zip(distinct_names(places), places, strict=True):
-        model, environment = _load(path), _environment(path)
-        dataset = _dataset(path, model, environment, given)
-        used.add(str(dataset.path))
-        if dataset.checksum not in known:
-            known[dataset.checksum] = Data(str(dataset.path), dataset, _held_out_part(dataset, on), users)
-        data = known[dataset.checksum]
-        runs.append(_measure(name, path, model, environment, data, k, reporter))
-    for unused in given.keys() - used:
+    # All runs are looked at before the first is measured, and one model at a time is held.
+    found = [_dataset(place, _load(place), _environment(place), given) for place in places]
+    for unused in given.keys() - {str(dataset.path) for dataset in found}:
         raise InputError(f"--dataset {unused}: none of the runs needs it; leave it out")
-    names = distinct_names([Path(data.name) for data in known.values()])
-    for name, data in zip(names, known.values(), strict=True):
-        data.name = name
-    return runs
+    different = {dataset.checksum: dataset for dataset in found}
+    names = distinct_names([dataset.path or Path() for dataset in different.values()])
+    sets = {
+        checksum: Data(name, dataset, _held_out_part(dataset, on), users)
+        for name, (checksum, dataset) in zip(names, different.items(), strict=True)
+    }
+    return [
+        _measure(name, place, sets[dataset.checksum], k, reporter)
+        for name, place, dataset in zip(distinct_names(places), places, found, strict=True)
+    ]
 
 
 def data_of(runs: Sequence[Measured]) -> list[Data]:
@@ -135,9 +137,8 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
-def _measure(
-    name: str, path: Path, model: DRM, environment: dict[str, Any], data: Data, k: int, reporter: Reporter
-) -> Measured:
+def _measure(name: str, path: Path, data: Data, k: int, reporter: Reporter) -> Measured:
+    model, records = _load(path), _records(path)
     ops, _ = model.backend()
     rank = factor_ranker(ops, model.user_factors, model.item_factors, model.config.score)
     evaluation = popularity = None
@@ -148,7 +149,7 @@ def _measure(
         unmeasured = "its data set holds nothing out to measure it on"
     elif data.on in model.config.fit_parts:
         unmeasured = f"it was fit on {fit_on}, so it has seen what it would be measured on"
-        exclude = exclude.union(model.interactions.train)
+        exclude = model.interactions.train  # what came before, and this
     elif not ((data.seen.degrees() >= MIN_TRAIN) & (data.held_out.degrees() > 0)).any():
         unmeasured = f"no user has both held-out items and at least {MIN_TRAIN} training interactions"
     else:
@@ -157,8 +158,9 @@ def _measure(
                 rank, data.seen, data.held_out, CUT_OFFS, progress=lambda done, total: s.advance(done - s.done)
             )
         if fit_on not in data.popularity:
-            baseline = popularity_ranker(model.interactions.train)
-            data.popularity[fit_on] = evaluate(baseline, data.seen, data.held_out, CUT_OFFS)
+            with reporter.step(f"{name}: ranking by popularity, the baseline"):
+                baseline = popularity_ranker(model.interactions.train)
+                data.popularity[fit_on] = evaluate(baseline, data.seen, data.held_out, CUT_OFFS)
         popularity = data.popularity[fit_on]
     top = rank(data.sample, exclude.take(data.sample), k)
     checkpoint = checkpoint_directory(path).name
@@ -168,8 +170,8 @@ def _measure(
         data=data,
         config=model.config,
         checkpoint=checkpoint if checkpoint in ("best", "last") and _home(path) else "saved",
-        records=_records(path),
-        environment=environment,
+        records=records,
+        environment=_environment(path),
         evaluation=evaluation,
         popularity=popularity,
         unmeasured=unmeasured,
@@ -209,8 +211,8 @@ def _records(path: Path) -> list[dict[str, Any]]:
     home = _home(path)
     records = read_metrics(home) if home else []
     for number, record in enumerate(records, 1):
-        numbers = [record.get(name) for name in ("epoch", "loss", "seconds")] if isinstance(record, dict) else [None]
-        if not all(isinstance(value, int | float) for value in numbers):
+        whole = isinstance(record, dict) and {"epoch", "loss", "seconds"} <= record.keys()
+        if not whole or not all(isinstance(value, int | float) for value in record.values()):
             raise InputError(f"{path}: line {number} of metrics.jsonl is not the record of an epoch; remove the file")
     return records
 

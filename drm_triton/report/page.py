@@ -29,7 +29,8 @@ def render(runs: Sequence[Measured]) -> str:
         heading=f"<bdi>{escape(names)}</bdi>" if len(runs) == 1 else f"{len(runs)} runs compared",
         differ=_differ(data_of(runs)),
         overview="".join(_card(number, run) for number, run in enumerate(runs, 1)),
-        metrics=metrics_section(runs),
+        metrics_note=_metrics_note(runs),
+        metrics=metrics_table(runs),
         min_train=MIN_TRAIN,
         curves=curves_section(runs),
         activity=activity_section(runs),
@@ -57,9 +58,11 @@ def _card(number: int, run: Measured) -> str:
         n = len(run.records)
         facts.append(f"{n} epoch{'s' if n != 1 else ''} in {_duration(seconds)}")
         if run.best_epoch is not None:
-            facts.append(f"best by {escape(config.monitor)}: epoch {run.best_epoch}")
+            facts[-1] += f"; best: epoch {run.best_epoch}"
     facts.append(f"{escape(config.objective)}, {escape(config.score)} score, {config.factors} factors")
-    measured = {"best": "its best checkpoint", "last": "its last checkpoint", "saved": "a saved model"}
+    facts.append(f"data <bdi>{escape(run.data.name)}</bdi>")
+    if run.checkpoint != "best":
+        facts.append({"last": "measured is its last checkpoint", "saved": "a saved model"}[run.checkpoint])
     if run.evaluation is None:
         figure = f'<p class="none">Not measured: {escape(run.unmeasured)}.</p>'
     else:
@@ -68,13 +71,10 @@ def _card(number: int, run: Measured) -> str:
             f'<p class="figure">{value(run.evaluation.means[HEADLINE], ".3f")}'
             f"<span>NDCG@10 on {run.data.on}<br>popularity {run.popularity.means[HEADLINE]:.3f}</span></p>"
         )
-    return (
-        f'<li class="card"><h3>{svg.named(number, run.name)}</h3>{figure}'
-        f"<p>{'<br>'.join(facts)}<br>data: <bdi>{escape(run.data.name)}</bdi>; {measured[run.checkpoint]}</p></li>"
-    )
+    return f'<li class="card"><h2>{svg.named(number, run.name)}</h2>{figure}<p>{"<br>".join(facts)}</p></li>'
 
 
-def metrics_section(runs: Sequence[Measured]) -> str:
+def metrics_table(runs: Sequence[Measured]) -> str:
     """Metrics in columns: the runs on each data set, then its popularity baseline; the best of each set is bold."""
     groups, heads, columns = [], [], []
     for data in data_of(runs):
@@ -82,12 +82,8 @@ def metrics_section(runs: Sequence[Measured]) -> str:
         for number, run in enumerate(runs, 1):
             if run.data is data:
                 mine.append((svg.named(number, run.name), run.evaluation.means if run.evaluation else None))
-        for fit_on, evaluation in data.popularity.items():
-            label = "popularity" + (f" of {fit_on}" if len(data.popularity) > 1 else "")
-            mine.append((escape(label), evaluation.means))
-        users = next((len(run.evaluation.per_user) for run in runs if run.data is data and run.evaluation), 0)
-        over = f"<br><small>{data.on}, {users:,} users</small>" if users else ""
-        groups.append(f'<th scope="colgroup" colspan="{len(mine)}"><bdi>{escape(data.name)}</bdi>{over}</th>')
+        mine += [(escape(label), result.means) for label, result in data.baselines()]
+        groups.append(f'<th scope="colgroup" colspan="{len(mine)}"><bdi>{escape(data.name)}</bdi></th>')
         heads += [head for head, _ in mine]
         columns.append([means for _, means in mine])
     rows = []
@@ -99,15 +95,27 @@ def metrics_section(runs: Sequence[Measured]) -> str:
                 best = max((v for v in values if v is not None), default=None)
                 cells += [f"<strong>{value(v)}</strong>" if v is not None and v == best else value(v) for v in values]
             rows.append((f"{shown}@{k}", *cells))
-    left_out = "".join(
-        f'<p class="note"><bdi>{escape(run.name)}</bdi> is not measured: {escape(run.unmeasured)}.</p>'
-        for run in runs
-        if run.evaluation is None
-    )
     if all(run.evaluation is None for run in runs):
-        return left_out
-    above = f"<tr><td></td>{''.join(groups)}</tr>"
-    return left_out + table("Metrics of each run", ["", *heads], rows, above, "figures metrics")
+        return ""
+    above = f"<tr><td></td>{''.join(groups)}</tr>" if len(groups) > 1 else ""
+    return table("Metrics of each run", ["", *heads], rows, above, "figures metrics")
+
+
+def _metrics_note(runs: Sequence[Measured]) -> str:
+    """What the means are over, and which runs have none."""
+    parts = []
+    for data in data_of(runs):
+        users = next((len(run.evaluation.per_user) for run in runs if run.data is data and run.evaluation), 0)
+        if users:
+            parts.append(f"{users:,} users of <bdi>{escape(data.name)}</bdi> ({data.on} part)")
+    content = ""
+    if parts:
+        within = " on each data set" if len(parts) > 1 else ""
+        content = f'<p class="quiet">Means over {", ".join(parts)}. The best of each row{within} is bold.</p>'
+    for run in runs:
+        if run.evaluation is None:
+            content += f'<p class="note"><bdi>{escape(run.name)}</bdi> is not measured: {escape(run.unmeasured)}.</p>'
+    return content
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from drm_triton.report.markup import escape
 
 WIDTH, HEIGHT = 320, 200  # of a line chart, in the units that its style sheet calls px
-LEFT, RIGHT, TOP, BOTTOM = 42, 10, 10, 34
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 38
 COLOURS, SHAPES = 8, 4
 MANY = 25  # from so many points on only the best has a marker
 
@@ -76,13 +76,15 @@ def ticks(low: float, high: float, n: int = 4, whole: bool = False) -> list[floa
     >>> ticks(1, 5, whole=True)
     [1.0, 2.0, 3.0, 4.0, 5.0]
     """
-    span = high - low or abs(high) or 1.0
+    span = max(high - low, 1e-6 * max(abs(low), abs(high)))
+    if span < 1e-300:  # 0, or so small that a step of it would be
+        span = 1.0
     unit = 10.0 ** math.floor(math.log10(span / n))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m * n >= span * 0.99)
     if whole:
         step = max(1.0, math.ceil(step))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 
 
 def number(value: float) -> str:
@@ -109,11 +111,11 @@ def lines(title: str, x_label: str, curves: Sequence[Curve], whole: bool = False
     for y in y_ticks:
         _, at = place(x_range[0], y)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{at + 3.5:.1f}">{number(y)}</text>')
+        parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{at + 4:.1f}">{number(y)}</text>')
     for x in x_ticks:
         if x_range[0] <= x <= x_range[1]:
             at, _ = place(x, y_ticks[0])
-            parts.append(f'<text class="tick x" x="{at:.1f}" y="{HEIGHT - BOTTOM + 15}">{number(x)}</text>')
+            parts.append(f'<text class="tick x" x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}">{number(x)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="tick x" x="{middle:.1f}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
     for curve in curves:

@@ -48,19 +48,20 @@ class _Browser:
         return (
             '<div class="browser"><div class="finder">'
             f'<label for="{field}">Find a user</label><input type="search" id="{field}" autocomplete="off" disabled>'
-            f'<p class="status" role="status">{len(index)} users, by items in their history</p>'
+            f'<p class="status" role="status">{len(index)} users, with the size of their history</p>'
             f'<ol class="index">{"".join(index)}</ol></div><div class="shown">{"".join(articles)}</div></div>'
         )
 
     def _article(self, row: int, user: int, name: str, anchor: str) -> str:
         h = f"h{self.level}"
-        lists = [self._history(user)]
+        lists = [self._top(row, number, run, hits) for (number, run), hits in zip(self.runs, self.hits, strict=True)]
         if self.data.on is not None:
             lists.append(self._held_out(row, user))
-        lists += [self._top(row, *pair) for pair in zip(self.runs, self.hits, strict=True)]
+        lists.append(self._history(user))
+        kind = "lists several" if len(self.runs) > 1 else "lists"
         return (
             f'<article id="{anchor}" aria-labelledby="{anchor}-name"><{h} id="{anchor}-name">User '
-            f'<bdi class="id">{name}</bdi></{h}><div class="lists">{"".join(lists)}</div></article>'
+            f'<bdi class="id">{name}</bdi></{h}><div class="{kind}">{"".join(lists)}</div></article>'
         )
 
     def _history(self, user: int) -> str:
@@ -82,21 +83,18 @@ class _Browser:
         lines = [self._item(item) + found[item] for item in shown]
         return self._list("ul", f"Held out{_of(len(shown), len(items))}", lines)
 
-    def _top(self, row: int, numbered: tuple[int, Measured], hits: NDArray[np.bool_]) -> str:
-        number, run = numbered
-        lines = [
-            self._item(item) + (HIT if hit else "")
-            for item, hit in zip(run.top[row], hits[row], strict=True)
-            if item >= 0
-        ]
+    def _top(self, row: int, number: int, run: Measured, hits: NDArray[np.bool_]) -> str:
+        ranked = [(item, hit) for item, hit in zip(run.top[row], hits[row], strict=True) if item >= 0]
+        lines = [self._item(item) + (HIT if hit else "") for item, hit in ranked]
         n = int(hits[row].sum())
         said = "" if run.evaluation is None else f" <small>{n} hit{'s' if n != 1 else ''}</small>"
         return self._list("ol", svg.named(number, run.name) + said, lines)
 
     def _list(self, tag: str, heading: str, lines: Sequence[str]) -> str:
         h = f"h{self.level + 1}"
+        kind = ' class="own"' if tag == "ul" else ""  # what is the user's own, not a ranking
         body = "".join(f"<li>{line}</li>" for line in lines) or "<li>none</li>"
-        return f"<section><{h}>{heading}</{h}><{tag}>{body}</{tag}></section>"
+        return f"<section{kind}><{h}>{heading}</{h}><{tag}>{body}</{tag}></section>"
 
     def _by_popularity(self, items: NDArray[np.int32]) -> NDArray[np.int32]:
         return items[np.argsort(-self.popularity[items], kind="stable")]
