@@ -14,13 +14,13 @@ def report(
         typer.Option(
             "--dataset",
             "-d",
-            help="Prepared data [where the runs found it]; may be repeated: each run takes its own.",
+            help="Prepared data, if not where the runs found it; may be repeated.",
             show_default=False,
         ),
     ] = None,
     on: Annotated[
         Literal["valid", "test"] | None,
-        typer.Option(help="Held-out part [test, or valid where there is no test].", show_default=False),
+        typer.Option(help="Held-out part; default test, or valid if there is none.", show_default=False),
     ] = None,
     users: Annotated[int, typer.Option(help="Users to show, spread over activity.", min=0, max=1000)] = 50,
     k: Annotated[int, typer.Option("--k", help="Items recommended to each of them.", min=1, max=100)] = 10,
@@ -29,9 +29,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run, or about several side by side.
 
-    It holds metrics with their formulas, learning curves, quality by user activity, a sample of users with their
-    history and recommendations, the configuration and the data. Nothing is loaded from elsewhere: the file can be
-    mailed and opened anywhere.
+    Metrics with their formulas, learning curves, quality by user activity, a
+    sample of users with history and recommendations, configuration and data.
 
     Examples:
 
