@@ -71,7 +71,9 @@ def main() -> None:
             sys.stdout.flush()  # here, where a failure can still be told
     except Exception as error:
         if debug:
-            raise
+            import traceback
+
+            traceback.print_exc()
         sys.exit(_tell(error))
 
 
