@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from drm_triton.cli.complete import RunArgument
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -14,7 +16,7 @@ Format = Literal["table", "json", "jsonl", "csv", "parquet"]
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="Run directory, or a saved model.", show_default=False)],
+    run: RunArgument,
     user: Annotated[
         list[str] | None, typer.Option("--user", "-u", help="External id; may be repeated.", show_default=False)
     ] = None,
