@@ -77,6 +77,8 @@ def test_everyone_in_every_format(
     np.testing.assert_array_equal(frame["score"].cast(pl.Float32), expected["score"])
     assert frame["title"].to_list() == [f"Song No. {item}" for item in expected["item"]]
     assert os.listdir(tmp_path) == [file.name]
+    (tmp_path / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "json"])
