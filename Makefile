@@ -12,7 +12,7 @@ demo: setup
 	$(BIN)/drm-triton evaluate runs/demo --on test
 	$(BIN)/drm-triton recommend runs/demo --user 1 --user 2 --k 5
 
-test: setup lint
+test: setup lint $(VENV)/.hnswlib
 	$(BIN)/python -m pytest
 
 lint: setup
@@ -26,6 +26,11 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# An optional package that comes as source only, so that not every machine can install it.
+$(VENV)/.hnswlib: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet hnswlib || echo "hnswlib cannot be built here: its tests will be skipped"
 	touch $@
 
 clean:

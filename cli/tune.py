@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drm_triton.cli import complete
 from drm_triton.cli.train import PLACES, option
 
 if TYPE_CHECKING:
@@ -20,7 +21,14 @@ NOT_CONFIG = {"dataset", "study", "config", "quiet", "as_json", "trials", "secon
 def tune(
     ctx: typer.Context,
     dataset: Annotated[
-        str | None, option("Prepared data: a name under the data directory, or a path.", PLACES, "--dataset", "-d")
+        str | None,
+        option(
+            "Prepared data: a name under the data directory, or a path.",
+            PLACES,
+            "--dataset",
+            "-d",
+            complete=complete.datasets,
+        ),
     ] = None,
     study: Annotated[Path | None, option("Directory of the study [studies/<dataset>].", PLACES)] = None,
     config: Annotated[Path | None, option("TOML file of options to fix; flags override it.", PLACES)] = None,
