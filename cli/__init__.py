@@ -15,6 +15,7 @@ from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
 from drm_triton.cli.serve import serve
+from drm_triton.cli.similar import similar
 from drm_triton.cli.train import train
 from drm_triton.errors import DrmError
 
@@ -49,6 +50,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(serve)
+app.command()(similar)
 app.add_typer(bench, name="bench")
 
 

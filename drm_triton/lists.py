@@ -162,30 +162,19 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
 
     Parameters
     ----------
-    histories : mapping of a person to item ids, or a list of lists of them (the persons are 0, 1, ...)
+    histories : mapping of a person to item ids, list of lists of them (the persons are 0, 1, ...), or frame with
+        columns user, item
     unknown : what to do about items that the model does not know: `error`, or otherwise do without them; and about
         persons of whom nothing is left: `error`, `skip` them, or keep them without items
     """
     check_unknown(unknown)
-    if isinstance(histories, Mapping):
-        persons, lists = as_series(list(histories), "person"), list(histories.values())
-    elif isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
-        raise InputError("histories are a list of lists of item ids, or a mapping of a person to such a list")
-    else:
-        lists = list(histories)
-        persons = pl.Series(range(len(lists)), dtype=pl.Int64)
-    series = [as_series(items, "item") for items in lists]
-    kinds = {items.dtype for items in series if len(items)}
-    if len(kinds) > 1:  # some have ids as text
-        series = [items.cast(pl.String) for items in series]
-    asked = pl.concat([items for items in series if len(items)] or [pl.Series(dtype=pl.String)])
+    persons, rows, asked = _pairs(histories)
     codes = lookup(asked, data.item_ids).astype(np.int64)
-    rows = np.repeat(np.arange(len(lists)), [len(items) for items in series])
     if (codes < 0).any():
         _refuse_or_warn(asked.filter(codes < 0), len(asked), data.item_ids, "item", unknown, data.item_titles)
         rows, codes = rows[codes >= 0], codes[codes >= 0]
     keys = np.unique(rows * data.n_items + codes)
-    matrix = CSR.from_pairs(*np.divmod(keys, max(data.n_items, 1)), (len(lists), data.n_items))
+    matrix = CSR.from_pairs(*np.divmod(keys, max(data.n_items, 1)), (len(persons), data.n_items))
     empty = matrix.degrees() == 0
     if empty.any() and unknown == "error":
         raise InputError(f"the history of person {persons.filter(empty)[0]!r} is empty: give at least one item")
@@ -193,6 +182,26 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
         _warn(f"left out {empty.sum():,} of {len(persons):,} persons, of whose items the model knows none")
         return persons.filter(~empty), matrix.take(np.flatnonzero(~empty))
     return persons, matrix
+
+
+def _pairs(histories: Any) -> tuple[pl.Series, NDArray[np.int64], pl.Series]:
+    """Persons [B], and for each item in their histories the number of its person and its id: [n], [n]."""
+    if isinstance(histories, pl.DataFrame):
+        if not {"user", "item"} <= set(histories.columns):
+            raise InputError(f"a frame of histories needs columns user and item; it has {histories.columns}")
+        persons = histories["user"].unique(maintain_order=True)
+        numbers = pl.DataFrame({"user": persons}).with_row_index("row")
+        rows = histories.select("user").join(numbers, on="user", how="left", maintain_order="left")["row"]
+        return persons, rows.to_numpy().astype(np.int64), as_series(histories["item"], "item")
+    if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
+        raise InputError("histories are a list of lists of item ids, or a mapping of a person to such a list")
+    lists = list(histories.values()) if isinstance(histories, Mapping) else list(histories)
+    persons = as_series(histories if isinstance(histories, Mapping) else range(len(lists)), "person")
+    series = [as_series(items, "item") for items in lists]
+    filled = [items for items in series if len(items)] or [pl.Series(dtype=pl.String)]
+    if len({items.dtype for items in filled}) > 1:  # some have their ids as text
+        filled = [items.cast(pl.String) for items in filled]
+    return persons, np.repeat(np.arange(len(lists)), [len(items) for items in series]), pl.concat(filled)
 
 
 def check_k(function: str, k: int) -> None:

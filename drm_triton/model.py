@@ -32,7 +32,7 @@ from drm_triton.trainer import (
 )
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
-Histories = Mapping[Any, Ids] | Sequence[Ids]  # the items of each person
+Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each person
 
 
 class NotFittedError(DrmError):
@@ -181,7 +181,8 @@ class DRM:
 
         Parameters
         ----------
-        histories : mapping of a person to item ids, or a list of lists of them (the persons are 0, 1, ...)
+        histories : mapping of a person to item ids, list of lists of them (the persons are 0, 1, ...), or frame with
+            columns user, item
         exclude_seen : leave out the items of the person's own history
         unknown : what to do about items the model does not know: `error`, or do without them; persons of whose items
             it knows none are then left out (`skip`) or given the most `popular` items, whose score is null
@@ -240,7 +241,7 @@ class DRM:
 
         Parameters
         ----------
-        histories : mapping of a person to item ids, or a list of lists of them; none may be empty
+        histories : as in `recommend_from`; none may be empty
         """
         _, matrix = encode_histories(histories, self.interactions)
         return fold_in(self.item_factors, matrix, self.config, self.backend()[0])
