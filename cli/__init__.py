@@ -49,8 +49,8 @@ app.command()(info)
 app.command()(train)
 app.command()(evaluate)
 app.command()(recommend)
-app.command()(serve)
 app.command()(similar)
+app.command()(serve)
 app.add_typer(bench, name="bench")
 
 

@@ -31,8 +31,15 @@ ERRORS = {
 
 # -- what goes in and out ----------------------------------------------------------------------------------------------
 
-# JSON has one kind of number: 5.0 is the integer 5
-Whole = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+
+def _from_json(value: object) -> object:
+    """Take JSON at its word: 5.0 is the integer 5, and half of a surrogate pair is no text."""
+    if isinstance(value, str):
+        value.encode()  # its error is a ValueError, so it is the request that is wrong
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+FromJson = BeforeValidator(_from_json)
 Unknown = Annotated[
     Literal["error", "popular"],
     Field(
@@ -134,11 +141,11 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
 
     class Likes(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
-        liked: list[Annotated[Id, Whole]] = Field(
+        liked: list[Annotated[Id, FromJson]] = Field(
             min_length=1, max_length=max_liked, description="Items that the person likes."
         )
-        k: Annotated[Length, Whole] = 10
-        exclude: list[Annotated[Id, Whole]] = Field([], description="Items to leave out besides the liked ones.")
+        k: Annotated[Length, FromJson] = 10
+        exclude: list[Annotated[Id, FromJson]] = Field([], description="Items to leave out besides the liked ones.")
         unknown: Unknown = "error"
 
     health = Health(
@@ -221,7 +228,7 @@ def _answer_errors_in_json(app: FastAPI) -> None:
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
         path = request.url.path
         if error.status_code == 404:
-            return answer(404, f"there is no {path} here; /openapi.json tells what there is")
+            return answer(404, f"there is no {path[:80]} here; /openapi.json tells what there is")
         if error.status_code == 405:  # Starlette names the methods of the first route of the path only
             here = [route for route in app.routes if getattr(route, "path", None) == path]
             methods = ", ".join(sorted(method for route in here for method in getattr(route, "methods", None) or ()))

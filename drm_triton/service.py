@@ -29,7 +29,8 @@ from drm_triton.model import DRM
 
 MOST_TOGETHER = 64  # questions in one call: a block of the CPU kernel
 
-Q, A = TypeVar("Q"), TypeVar("A")
+Q = TypeVar("Q")
+A = TypeVar("A")
 Id = int | str
 Codes = NDArray[np.int32]  # ascending, without repeats
 Best = tuple[list[int], list[float]]  # rows of a table and their scores, the best first
