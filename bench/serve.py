@@ -162,7 +162,7 @@ def main() -> None:
             service.terminate()
             service.wait(timeout=30)
     size = {"users": USERS, "items": ITEMS, "factors": FACTORS, "k": K}
-    save("serve", {"command": "python -m bench.serve", **environment(), **size}, rows)
+    save("serve", {"command": " ".join(["python -m bench.serve", *sys.argv[1:]]), **environment(), **size}, rows)
 
 
 def measure(port: str, args: argparse.Namespace) -> list[dict[str, Any]]:
