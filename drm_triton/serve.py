@@ -17,7 +17,7 @@ from drm_triton._version import __version__
 from drm_triton.data.ids import SHOWN
 from drm_triton.kernels.interface import Score
 from drm_triton.model import DRM
-from drm_triton.service import Id, Service, UnknownId
+from drm_triton.service import Id, Service, UnknownIdError
 
 MAX_BODY = 1 << 20  # bytes of a request
 ERRORS = {
@@ -220,8 +220,8 @@ def _answer_errors_in_json(app: FastAPI) -> None:
     def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": ERRORS.get(status, "error"), "detail": detail}, status, headers)
 
-    @app.exception_handler(UnknownId)
-    async def unknown(request: Request, error: UnknownId) -> JSONResponse:
+    @app.exception_handler(UnknownIdError)
+    async def unknown(request: Request, error: UnknownIdError) -> JSONResponse:
         return answer(404, str(error))
 
     @app.exception_handler(StarletteHTTPException)

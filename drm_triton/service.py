@@ -38,7 +38,7 @@ Best = tuple[list[int], list[float]]  # rows of a table and their scores, the be
 NONE: Codes = np.zeros(0, dtype=np.int32)
 
 
-class UnknownId(InputError):  # noqa: N818
+class UnknownIdError(InputError):
     """The model has no user or item of this id."""
 
 
@@ -127,11 +127,11 @@ class Ids:
         known = {code for code in found.values() if code is not None}
         return np.array(sorted(known), dtype=np.int32), [value for value, code in found.items() if code is None]
 
-    def unknown(self, given: Sequence[Id]) -> UnknownId:
+    def unknown(self, given: Sequence[Id]) -> UnknownIdError:
         """Make the error that names ids. Unlike that of the model, it tells a stranger nothing about other ids."""
         names = ", ".join(repr(value)[:80] for value in given[:SHOWN])
         more = f" and {len(given) - SHOWN:,} more" if len(given) > SHOWN else ""
-        return UnknownId(f"unknown {self.kind} id{'s' if len(given) > 1 else ''}: {names}{more}")
+        return UnknownIdError(f"unknown {self.kind} id{'s' if len(given) > 1 else ''}: {names}{more}")
 
 
 class Service:
@@ -149,7 +149,7 @@ class Service:
         score = model.config.score
         self.users, self.items = Ids(self.data.user_ids, "user"), Ids(self.data.item_ids, "item")
         titles = self.data.item_titles
-        self.titles: list[str | None] | None = None if titles is None else titles.to_list()
+        self.titles: list[str | None] | None = None if titles is None else titles.cast(pl.String).to_list()
         self.popular: list[int] = Candidates(self.data, self.V).popular(len(self.V)).tolist()
         self.similarity = torch.nn.functional.normalize(self.V) if score == "dot" else self.V
 
