@@ -23,7 +23,7 @@ def serve(
     max_k: Annotated[int, typer.Option(min=1, help="Longest list that may be asked for.")] = 100,
     max_liked: Annotated[int, typer.Option(min=1, help="Most liked items in one request.")] = 1000,
 ) -> None:
-    """Answer requests for recommendations over HTTP, in JSON; needs the extra drm-triton[serve].
+    """Answer requests for recommendations over HTTP, in JSON (needs the extra: serve).
 
     GET /recommendations?user=ID&k=10 for a user of the training data, POST /recommendations for someone else, by the
     items the person likes, GET /similar?item=ID, GET /health; /openapi.json describes them. There is no authentication.
@@ -36,7 +36,7 @@ def serve(
 
       curl 'http://127.0.0.1:8000/recommendations?user=12&k=5'
 
-      curl http://127.0.0.1:8000/recommendations --json '{"liked": [17, 42], "k": 5}'
+      curl http://127.0.0.1:8000/recommendations --json '{"liked": [17, 42]}'
     """
     from drm_triton.errors import InputError
 
