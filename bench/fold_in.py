@@ -117,6 +117,15 @@ def table(rows: list[Row]) -> str:
             cells = [f"{means[way]:.4f}" for way in WAYS]
             cells += [f"{means[way] / means['trained in']:.3f}" for way in ("fold-in", "same items")]
             lines.append(f"| {name} | {score} | {len(folds)} | {metric} | " + " | ".join(cells) + " |")
+    one, many = (statistics.median(row[key] for row in rows) for key in ("milliseconds for one", "persons per second"))
+    items = statistics.median(row["items of the median person"] for row in rows)
+    load = statistics.median(row["environment"]["load"] or 0 for row in rows)
+    threads = rows[-1]["environment"]["threads"]
+    lines += [
+        "",
+        f"One person of {items:.0f} items: {one:.1f} ms. Many together: {many:,.0f} persons a second "
+        f"({threads} threads, while the machine had a load of {load:.1f}).",
+    ]
     return "\n".join(lines) + "\n"
 
 

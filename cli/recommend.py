@@ -62,9 +62,9 @@ def recommend(
 
       drm-triton recommend runs/melon --liked 1043,77,2210 --k 5
 
-      drm-triton recommend runs/melon --history new-users.csv --unknown skip --out for-new-users.csv
+      drm-triton recommend runs/melon --history new.csv --out lists.csv
 
-      drm-triton recommend runs/melon --all --k 50 --only in-stock.txt --out top50.parquet
+      drm-triton recommend runs/melon --all --only stock.txt --out top.parquet
     """
     given = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(given) != 1:
