@@ -14,6 +14,7 @@ from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
+from drm_triton.cli.report import report
 from drm_triton.cli.train import train
 from drm_triton.errors import DrmError
 
@@ -47,6 +48,7 @@ app.command()(info)
 app.command()(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(report)
 app.add_typer(bench, name="bench")
 
 

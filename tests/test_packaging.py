@@ -31,6 +31,7 @@ def test_the_wheel_has_one_top_level_name_and_is_pure_python(wheel: Path) -> Non
     assert {top for top in tops if not top.endswith(".dist-info")} == {"drm_triton"}
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "drm_triton/py.typed" in names
+    assert {f"drm_triton/report/{name}" for name in ("page.html", "style.css", "script.js")} <= set(names)
 
 
 def test_the_wheel_holds_every_module_of_the_repository(wheel: Path) -> None:
