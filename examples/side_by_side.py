@@ -2,8 +2,8 @@
 
     python examples/side_by_side.py runs/demo --user 12 --user 99 --k 8
 
-Without --user some users of middling activity are shown. A tick marks a recommended item that the user does have, in the
-test part, which the model has not seen.
+Without --user some users of middling activity are shown. A tick marks a recommended item that the user does have in
+the test part, which the model has not seen.
 """
 
 import argparse
