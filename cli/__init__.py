@@ -10,11 +10,14 @@ import typer
 
 from drm_triton._version import __version__
 from drm_triton.cli.bench import bench
+from drm_triton.cli.doctor import doctor
 from drm_triton.cli.evaluate import evaluate
+from drm_triton.cli.export import export
 from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
 from drm_triton.cli.report import report
+from drm_triton.cli.similar import similar
 from drm_triton.cli.train import train
 from drm_triton.errors import DrmError
 
@@ -48,12 +51,18 @@ app.command()(info)
 app.command()(train)
 app.command()(evaluate)
 app.command()(recommend)
+app.command()(similar)
 app.command()(report)
+app.command()(export)
+app.command()(doctor)
 app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run the command line; errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input)."""
+    """Run the command line; errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input).
+
+    --debug shows where an error arose.
+    """
     # torch's idle threads sleep instead of spinning, which would take cores from the threads of the CPU kernels
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # it may stand anywhere
@@ -64,18 +73,33 @@ def main() -> None:
             app(arguments)
         finally:
             sys.stdout.flush()  # here, where a failure can still be told
-    except DrmError as error:
+    except Exception as error:
         if debug:
-            raise
+            import traceback
+
+            traceback.print_exc()
+        sys.exit(_tell(error))
+
+
+def _tell(error: Exception) -> int:
+    """Print an error as one paragraph and return the exit code."""
+    if isinstance(error, DrmError):
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if debug or error.filename is not None:
-            raise
+        return error.exit_code
+    if isinstance(error, OSError) and error.filename is None:  # only the output has no name
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
         if not isinstance(error, BrokenPipeError):
             print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    if isinstance(error, OSError):
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    if isinstance(error, MemoryError):
+        print("error: not enough memory: try smaller data or fewer factors", file=sys.stderr)
+        return 1
+    advice = "`drm-triton doctor` examines the installation" if isinstance(error, ImportError) else "unforeseen"
+    print(f"error: {type(error).__name__}: {error} ({advice}; --debug shows where it arose)", file=sys.stderr)
+    return 1
 
 
 def _end_orderly() -> None:

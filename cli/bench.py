@@ -30,7 +30,14 @@ def kernels(
         "bench-results"
     ),
 ) -> None:
-    """Race the kernels against plain torch and show how their cost grows."""
+    """Race the kernels against plain torch and show how their cost grows.
+
+    Examples:
+
+      drm-triton bench kernels --quick --only drm,topk
+
+      drm-triton bench kernels --factors 128 --out bench-results
+    """
     from drm_triton.bench.kernels import Sizes, run
 
     run(only.split(",") if only else None, quick, out, Sizes(users, items, rho, eta, factors, batch))

@@ -6,14 +6,23 @@ from typing import Annotated, Any
 
 import typer
 
+from drm_triton.cli import complete
+from drm_triton.cli.complete import RunArgument
+
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run directory, or a saved model.", show_default=False)],
+    run: RunArgument,
     on: Annotated[str, typer.Option(help="Held-out part: valid or test.")] = "test",
     k: Annotated[str, typer.Option("--k", help="Cut-offs, separated by commas.")] = "10,50",
     dataset: Annotated[
         str | None,
-        typer.Option("--dataset", "-d", help="Prepared data [where the run found it].", show_default=False),
+        typer.Option(
+            "--dataset",
+            "-d",
+            help="Prepared data [where the run found it].",
+            show_default=False,
+            autocompletion=complete.datasets,
+        ),
     ] = None,
     min_train: Annotated[int, typer.Option(help="Average over users with at least so many training items.")] = 5,
     per_user: Annotated[

@@ -6,17 +6,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drm_triton.cli import complete
+
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
 
 
 def info(
     directory: Annotated[
-        str, typer.Argument(help="A prepared data set: its directory, or its name under data/.", metavar="DIR")
+        str,
+        typer.Argument(
+            help="A prepared data set: its directory, or its name under data/.",
+            metavar="DIR",
+            autocompletion=complete.datasets,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print a data set's statistics, beside the paper's where it has them."""
+    """Print a data set's statistics, beside the paper's where it has them.
+
+    Examples:
+
+      drm-triton info melon
+
+      drm-triton info data/ratings --json
+    """
     from drm_triton.data.dataset import Dataset
     from drm_triton.data.prepare import find_dataset
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from drm_triton.cli import complete
 from drm_triton.errors import InputError
 
 Split = Literal["random", "per-user", "leave-last", "time", "users"]
@@ -21,7 +22,10 @@ _MAKING = "Generated and downloaded data"
 
 def prepare(
     source: Annotated[
-        str | None, typer.Argument(help="Where the data comes from; see --list.", metavar="SOURCE")
+        str | None,
+        typer.Argument(
+            help="Where the data comes from; see --list.", metavar="SOURCE", autocompletion=complete.sources
+        ),
     ] = None,
     raw: Annotated[
         list[str] | None,
@@ -99,7 +103,16 @@ def prepare(
         int | None, typer.Option(help="For source synthetic. (default: 20,000)", rich_help_panel=_MAKING)
     ] = None,
 ) -> None:
-    """Turn interactions of any kind into a compact data set: read, filter, encode, split, store."""
+    """Turn interactions of any kind into a compact data set: read, filter, encode, split, store.
+
+    Examples:
+
+      drm-triton prepare table --raw ratings.csv --out data/ratings
+
+      drm-triton prepare melon --raw train.json
+
+      drm-triton prepare ml-100k --download --min-user 5
+    """
     from drm_triton.cli.info import describe, summary
     from drm_triton.data import prepare as preparation
     from drm_triton.data import sources

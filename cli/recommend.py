@@ -1,93 +1,92 @@
-"""`drm-triton recommend`: the best items for users."""
+"""`drm-triton recommend`: the best items for users, or for persons the model has never met."""
 
-import json
+import csv
 import sys
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    import polars as pl
-
-Format = Literal["table", "json", "jsonl", "csv", "parquet"]
+from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.output import Format, check_output, with_titles, write
+from drm_triton.errors import InputError
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="Run directory, or a saved model.", show_default=False)],
+    run: RunArgument,
     user: Annotated[
-        list[str] | None, typer.Option("--user", "-u", help="External id; may be repeated.", show_default=False)
+        list[str] | None, typer.Option("--user", "-u", help="Id of a user; may be repeated.", show_default=False)
     ] = None,
-    users: Annotated[Path | None, typer.Option(help="File with one id a line.", show_default=False)] = None,
+    users: Annotated[Path | None, typer.Option(help="File with a user id a line.", show_default=False)] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Every user of the training data.")] = False,
-    k: Annotated[int, typer.Option("--k", help="Items for each user.")] = 10,
+    liked: Annotated[
+        list[str] | None,
+        typer.Option(help="Items that a new person likes, separated by commas; may be repeated.", show_default=False),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="Items that new persons like: a CSV, TSV or Parquet table with columns user and item, or a text file "
+            "with a person's item ids on each line.",
+            show_default=False,
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", "-k", help="Items for each.")] = 10,
     exclude_seen: Annotated[
         bool, typer.Option("--exclude-seen/--include-seen", help="Leave out what the user already has.")
     ] = True,
-    form: Annotated[Format, typer.Option("--format", help="How to print.")] = "table",
-    out: Annotated[Path | None, typer.Option(help="Write to this file.", show_default=False)] = None,
+    only: Annotated[
+        Path | None, typer.Option(help="File with an item id a line: choose from these.", show_default=False)
+    ] = None,
+    without: Annotated[
+        Path | None, typer.Option(help="File with an item id a line: leave these out.", show_default=False)
+    ] = None,
+    unknown: Annotated[
+        Literal["error", "skip", "popular"],
+        typer.Option(help="For ids the model does not know: stop, leave them out, or recommend the popular items."),
+    ] = "error",
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="How to write [by the ending of --out, or table].", show_default=False),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.", show_default=False)] = None,
 ) -> None:
     """Print the best items for users, with scores; ids as they were in your data.
+
+    A person who was not in the training data gets a vector from the items he or she likes (--liked, --history).
 
     Examples:
 
       drm-triton recommend runs/melon --user 12 --user 99
 
-      drm-triton recommend runs/melon --all --k 50 --format parquet --out top50.parquet
+      drm-triton recommend runs/melon --liked 1043,77,2210 --k 5
+
+      drm-triton recommend runs/melon --history new-users.csv --unknown skip --out for-new-users.csv
+
+      drm-triton recommend runs/melon --all --k 50 --only in-stock.txt --out top50.parquet
     """
-    from drm_triton.errors import InputError
+    given = [user is not None, users is not None, everyone, liked is not None, history is not None]
+    if sum(given) != 1:
+        raise InputError("say for whom, in one way: --user, --users, --all, --liked or --history")
+    form = check_output(form, out)
+
+    from drm_triton.data.histories import read_histories, read_ids
     from drm_triton.model import DRM
 
-    if (user is not None) + (users is not None) + everyone != 1:
-        raise InputError("say for whom: --user ID (may be repeated), --users FILE, or --all")
-    if form == "parquet" and out is None:
-        raise InputError("--format parquet needs --out: it is not text")
+    asked: dict[str, Any] = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
+    if liked is not None:
+        asked["histories"] = {"you": [item.strip() for items in csv.reader(liked) for item in items if item.strip()]}
+    elif history is not None:
+        asked["histories"] = read_histories(history)
+    elif not everyone:
+        asked["users"] = user if users is None else read_ids(users)
+    asked["only"] = None if only is None else read_ids(only)
+    asked["without"] = None if without is None else read_ids(without)
     model = DRM.load(run)
-    frame = model.recommend(None if everyone else user or _ids(users), k, exclude_seen)
-    titles = model.interactions.item_titles
-    if titles is not None:
-        names = model.interactions.items.select(item="id", title="title")
-        frame = frame.join(names, on="item", how="left", maintain_order="left")
-    _write(frame, form, out)
-
-
-def _ids(path: Path | None) -> list[str]:
-    from drm_triton.errors import InputError
-
-    assert path is not None
-    try:
-        return [line for line in path.read_text("utf-8").splitlines() if line]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read the user ids: {error}") from None
-
-
-def _write(frame: "pl.DataFrame", form: Format, out: Path | None) -> None:
-    from drm_triton.checkpoint import replace_file
-
-    if form == "parquet":
-        assert out is not None
-        replace_file(out, frame.write_parquet)
-        return
-    if form == "csv":
-        content = frame.write_csv()
-    elif form == "jsonl":
-        content = frame.write_ndjson()
-    elif form == "json":
-        content = json.dumps(frame.to_dicts(), ensure_ascii=False) + "\n"
-    else:
-        content = _table(frame)
-    if out is None:
-        sys.stdout.write(content)
-    else:
-        replace_file(out, lambda place: place.write_text(content, "utf-8"))
-
-
-def _table(frame: "pl.DataFrame") -> str:
-    """Lines of rank, score and item under a heading for each user."""
-    lines: list[str] = []
-    for row in frame.iter_rows(named=True):
-        if row["rank"] == 1:
-            lines.append(f"{'' if not lines else chr(10)}user {row['user']}")
-        title = f"  {row['title']}" if row.get("title") else ""
-        lines.append(f"{row['rank']:>4}  {row['score']:+.4f}  {row['item']}{title}")
-    return "".join(line + "\n" for line in lines)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        blocks = model.recommend_blocks(**asked)
+    for warning in told:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    write((with_titles(block, model.interactions, "item") for block in blocks), form, out)

@@ -3,13 +3,15 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from drm_triton.cli import complete
 
 if TYPE_CHECKING:
     from drm_triton.config import TrainConfig
@@ -19,19 +21,26 @@ if TYPE_CHECKING:
 MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Files and output"
 
 
-def option(help: str, panel: str, *names: str) -> Any:
+def option(help: str, panel: str, *names: str, complete: Callable[[str], list[str]] | None = None) -> Any:
     """Make an option that is left to the configuration file, or the default, when not given."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, autocompletion=complete)
 
 
 def train(
     ctx: typer.Context,
     dataset: Annotated[
-        str | None, option("Prepared data: a name under the data directory, or a path.", PLACES, "--dataset", "-d")
+        str | None,
+        option(
+            "Prepared data: a name under the data directory, or a path.",
+            PLACES,
+            "--dataset",
+            "-d",
+            complete=complete.datasets,
+        ),
     ] = None,
     run: Annotated[Path | None, option("Run directory [runs/<dataset>-<time>].", PLACES)] = None,
     config: Annotated[Path | None, option("TOML file of options; flags override it.", PLACES)] = None,
-    resume: Annotated[Path | None, option("Take up a run where it stopped.", PLACES)] = None,
+    resume: Annotated[Path | None, option("Take up a run where it stopped.", PLACES, complete=complete.runs)] = None,
     dry_run: Annotated[
         bool, option("Print configuration, memory estimate and data, and stop.", PLACES, "--dry-run")
     ] = False,

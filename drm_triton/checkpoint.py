@@ -11,7 +11,7 @@ reader, or a run that is killed at any moment, finds the old model or the new on
 import errno
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary sibling of `path`, then rename it into place."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
+        # not by tempfile, whose files nobody else may read: this one has the mode that any new file would have
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())

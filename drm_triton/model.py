@@ -1,6 +1,6 @@
 """`DRM`: the recommender. Fit it to a data set, ask it for recommendations, save it and load it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +16,10 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.data.store import atomic_directory
 from drm_triton.errors import DrmError, InputError
-from drm_triton.evaluate import BLOCK, Evaluation, csr_tensors, evaluate, factor_ranker
+from drm_triton.evaluate import Evaluation, evaluate, factor_ranker
+from drm_triton.fold_in import fold_in
 from drm_triton.kernels import get_backend
+from drm_triton.lists import Candidates, Unknown, check_k, encode_histories, find_users, similar, top_lists
 from drm_triton.run import Run, checkpoint_directory, interactions_only
 from drm_triton.trainer import (
     BatchCallback,
@@ -28,6 +30,9 @@ from drm_triton.trainer import (
     train,
     warm_up,
 )
+
+Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
+Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each person
 
 
 class NotFittedError(DrmError):
@@ -138,7 +143,13 @@ class DRM:
         return self._interactions
 
     def recommend(
-        self, users: Sequence[Any] | pl.Series | None = None, k: int = 10, exclude_seen: bool = True
+        self,
+        users: Ids | None = None,
+        k: int = 10,
+        exclude_seen: bool = True,
+        only: Ids | None = None,
+        without: Ids | None = None,
+        unknown: Unknown = "error",
     ) -> pl.DataFrame:
         """The k best items of each user.
 
@@ -147,31 +158,111 @@ class DRM:
         users : external ids; None for all users
         k : items for each
         exclude_seen : leave out the items of the user's own interactions
+        only, without : external ids of items to choose from, and to leave out
+        unknown : what to do about users who were not in the training data: `error`, `skip` them with a warning, or
+            give them the most `popular` items, whose score is null
 
         Returns
         -------
         frame with columns user, rank (1 is best), item, score; fewer than k rows where fewer items remain
         """
-        if k < 1:
-            raise InputError(f"recommend: k must be at least 1, got {k}")
-        data = self.interactions
-        rows = np.arange(data.n_users) if users is None else data.encode_users(users).astype(np.int64)
-        frames = []
-        for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK]
-            items, scores = self._top_k(block, k, exclude_seen)
-            kept = items >= 0
-            frames.append(
-                pl.DataFrame(
-                    {
-                        "user": data.user_ids[np.repeat(block, kept.sum(1))],
-                        "rank": np.broadcast_to(np.arange(1, k + 1, dtype=np.int32), kept.shape)[kept],
-                        "item": data.item_ids[items[kept]],
-                        "score": scores[kept],
-                    }
-                )
+        return pl.concat(self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown))
+
+    def recommend_from(
+        self,
+        histories: Histories,
+        k: int = 10,
+        exclude_seen: bool = True,
+        only: Ids | None = None,
+        without: Ids | None = None,
+        unknown: Unknown = "error",
+    ) -> pl.DataFrame:
+        """The k best items of persons who were not in the training data, from the items they liked.
+
+        Parameters
+        ----------
+        histories : mapping of a person to item ids, list of lists of them (the persons are 0, 1, ...), or frame with
+            columns user, item
+        exclude_seen : leave out the items of the person's own history
+        unknown : what to do about items the model does not know: `error`, or do without them; persons of whose items
+            it knows none are then left out (`skip`) or given the most `popular` items, whose score is null
+
+        Other parameters and the result are those of `recommend`.
+
+        Examples
+        --------
+        >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob", "bob", "cy"], "item": ["x", "y", "x", "y", "z"]})
+        >>> model = DRM(factors=4, epochs=3).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
+        >>> model.recommend_from({"dora": ["x"]}, k=1).select("user", "item").rows()
+        [('dora', 'y')]
+        """
+        return pl.concat(self.recommend_blocks(None, histories, k, exclude_seen, only, without, unknown))
+
+    def recommend_blocks(
+        self,
+        users: Ids | None = None,
+        histories: Histories | None = None,
+        k: int = 10,
+        exclude_seen: bool = True,
+        only: Ids | None = None,
+        without: Ids | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[pl.DataFrame]:
+        """As `recommend`, or with `histories` as `recommend_from`, in frames of some thousand persons each.
+
+        Memory does not grow with the number of persons. Arguments are checked before the first frame is asked for.
+        """
+        check_k("recommend", k)
+        data, (U, V), (ops, device) = self.interactions, self._fitted(), self.backend()
+        if histories is not None:
+            if users is not None:
+                raise InputError("recommend_blocks: give users or histories, not both")
+            persons, matrix = encode_histories(histories, data, unknown)
+            rows, modelled = np.arange(len(persons)), matrix.degrees() > 0
+        else:
+            persons, rows = find_users(users, data, unknown)
+            matrix, modelled = data.train, rows >= 0
+
+        def ask(part: NDArray[np.int64]) -> tuple[Tensor, CSR]:
+            seen = matrix.take(rows[part])
+            vectors = (
+                U[torch.from_numpy(rows[part]).to(device)] if histories is None else fold_in(V, seen, self.config, ops)
             )
-        return pl.concat(frames)
+            return vectors, seen
+
+        candidates = Candidates(data, V, only, without)
+        return top_lists(ops, persons, modelled, ask, candidates, k, self.config.score, exclude_seen)
+
+    def fold_in(self, histories: Histories) -> Tensor:
+        """Vectors of persons who were not in the training data, float32 [B, d], from the items they liked.
+
+        The item factors stay, and the vectors are fitted by the objective of training, see `drm_triton.fold_in`. The
+        same items give the same vector, to the bit, in whatever order and company they come.
+
+        Parameters
+        ----------
+        histories : as in `recommend_from`; none may be empty
+        """
+        _, matrix = encode_histories(histories, self.interactions)
+        return fold_in(self.item_factors, matrix, self.config, self.backend()[0])
+
+    def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
+        """The k items most similar to each of some items, never the item itself.
+
+        Similarity is what the score of the model leaves when one of its sides is taken for the other: the cosine of
+        the factors under `dot`, where length says how popular an item is, and -||v - w||^2 under `l2`.
+
+        Returns
+        -------
+        frame with columns item, rank (1 is the most similar), similar, score
+        """
+        data, ops = self.interactions, self.backend()[0]
+        return similar(ops, "item", data.encode_items(items), data.item_ids, self.item_factors, k, self.config.score)
+
+    def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
+        """The k users most similar to each of some users: as `similar_items`, the first column being user."""
+        data, ops = self.interactions, self.backend()[0]
+        return similar(ops, "user", data.encode_users(users), data.user_ids, self.user_factors, k, self.config.score)
 
     def evaluate(self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = (10, 50)) -> Evaluation:
         """Compare rankings with held-out interactions; `seen` (by default those it was fit on) are excluded."""
@@ -217,15 +308,6 @@ class DRM:
     def _become(self, other: "DRM") -> "DRM":
         self._factors, self._interactions = other._factors, other._interactions
         return self
-
-    def _top_k(self, rows: NDArray[np.int64], k: int, exclude_seen: bool) -> tuple[NDArray[np.int32], NDArray[Any]]:
-        U, V = self._fitted()
-        ops, device = self.backend()
-        seen = None
-        if exclude_seen:
-            seen = csr_tensors(self.interactions.train.take(rows), device)
-        items, scores = ops.top_k(U[torch.from_numpy(rows).to(device)], V, k, self.config.score, seen)
-        return items.cpu().numpy(), scores.cpu().numpy()
 
 
 class _Best:

@@ -15,7 +15,6 @@ import platform
 import shutil
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from drm_triton._version import __version__
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
+from drm_triton.machine import processor, versions
 from drm_triton.trainer import EpochEnd, State
 
-PACKAGES = ("torch", "triton", "numba", "numpy", "scipy", "polars", "safetensors")
 TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
 COUNTERS = ("epoch", "position", "step", "seconds", "sums", "best", "best_epoch", "stale")
 
@@ -154,16 +153,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """What a result depends on besides its configuration."""
-    packages: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = None
     return {
         "drm_triton": __version__,
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": versions(),
         "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
@@ -174,15 +167,6 @@ def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
             "items": dataset.n_items,
         },
     }
-
-
-def processor() -> str:
-    """Name of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _csv(records: Sequence[dict[str, Any]]) -> str:

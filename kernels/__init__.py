@@ -49,7 +49,7 @@ def get_backend(name: str | None = None) -> ModuleType:
     origin = "backend" if name else "environment variable DRM_BACKEND"
     if chosen == "auto":
         # Not merely why_not("triton"): the interpreter makes Triton run without a GPU, but far too slowly to be chosen.
-        chosen = "triton" if _why_no_gpu() is None and why_not("triton") is None else "cpu"
+        chosen = "triton" if why_no_gpu() is None and why_not("triton") is None else "cpu"
     elif chosen not in BACKENDS:
         raise InputError(f"{origin} must be auto, {', '.join(BACKENDS)}, got {chosen!r}")
     reason = why_not(chosen)
@@ -83,7 +83,7 @@ def why_not(name: str) -> str | None:
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed (pip install triton; it has wheels for Linux only)"
-        reason = None if _interpreted() else _why_no_gpu()
+        reason = None if _interpreted() else why_no_gpu()
         if reason is not None:
             return reason
     if name == "cpu" and importlib.util.find_spec("numba") is None:
@@ -100,7 +100,8 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _why_no_gpu() -> str | None:
+def why_no_gpu() -> str | None:
+    """Say why Triton has no GPU to run on; None if it has one."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from drm_triton.data import store
 from drm_triton.data.csr import CSR, columns_of
+from drm_triton.data.ids import encode
 from drm_triton.data.split import PAPER_RATIOS, SplitName
 from drm_triton.errors import InputError
 
@@ -105,11 +106,11 @@ class Dataset:
         InputError
             If an id is not among the data's users; the message names it.
         """
-        return _encode(ids, self.user_ids, "user")
+        return encode(ids, self.user_ids, "user")
 
     def encode_items(self, ids: Any) -> NDArray[np.int32]:
         """Return the codes of external item ids, as `encode_users` does for users."""
-        return _encode(ids, self.item_ids, "item")
+        return encode(ids, self.item_ids, "item", self.item_titles)
 
     @cached_property
     def checksum(self) -> str:
@@ -271,26 +272,6 @@ def _as_ids(ids: pl.Series) -> pl.Series:
     if ids.dtype.is_nested() or ids.dtype in (pl.Binary, pl.Object):
         raise TypeError(f"not {ids.dtype}")
     return ids.cast(pl.String)
-
-
-def _encode(ids: Any, known: pl.Series, kind: str) -> NDArray[np.int32]:
-    asked = pl.Series("id", list(ids) if not isinstance(ids, pl.Series) else ids, strict=False)
-    if asked.is_empty():
-        return np.zeros(0, dtype=np.int32)
-    # "17" finds 17 and the other way round: ids typed on a command line are text
-    same_kind = asked.cast(known.dtype, strict=False)
-    table = known.alias("id").to_frame().with_row_index("code")
-    codes = same_kind.to_frame().join(table, on="id", how="left", maintain_order="left")["code"]
-    if codes.null_count():
-        unknown = asked.filter(codes.is_null()).unique(maintain_order=True)
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        names = ", ".join(repr(v) for v in unknown.head(5))
-        example = repr(known[0]) if len(known) else "none"
-        raise InputError(
-            f"unknown {kind} id{'s' if len(unknown) > 1 else ''}: {names}{more}; the data set has "
-            f"{len(known):,} {kind}s ({known.dtype} ids such as {example})"
-        )
-    return codes.to_numpy().astype(np.int32)
 
 
 def _checksum(data: Dataset) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from drm_triton._version import __version__
-from drm_triton.data import pipeline, store
+from drm_triton.data import data_dir, pipeline, store
 from drm_triton.data import synthetic as generator
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.files import Inputs, sha256
@@ -24,11 +24,6 @@ from drm_triton.data.sources import Source
 from drm_triton.data.tables import Reading
 from drm_triton.errors import InputError
 from drm_triton.progress import SILENT, Reporter
-
-
-def data_dir() -> Path:
-    """Return where data lives by default: $DRM_DATA, or data/ in the working directory."""
-    return Path(os.environ.get("DRM_DATA") or "data")
 
 
 def find_dataset(name: str | Path) -> Path:

@@ -48,20 +48,18 @@ def check_target(path: Path, overwrite: bool, marker: str = "meta.json") -> Path
         place = Path(os.path.realpath(path))
         taken = os.path.lexists(place)
         if taken and not overwrite:
-            raise InputError(
-                f"the output directory {path} already exists: give another --out, or --overwrite to replace it"
-            )
+            raise InputError(f"the output directory {path} already exists: give another, or --overwrite to replace it")
         if taken and not (place / marker).is_file() and (not place.is_dir() or any(place.iterdir())):
             raise InputError(
-                f"{path} exists and was not made by this program, so --overwrite leaves it alone: give another --out"
+                f"{path} exists and was not made by this program, so --overwrite leaves it alone; give another"
             )
         parent = place.parent
         while not parent.exists():
             parent = parent.parent
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write {path}: {parent} is not a writable directory; give another --out")
+            raise InputError(f"cannot write {path}: {parent} is not a writable directory; give another directory")
     except OSError as error:  # a name too long, a directory that may not be entered
-        raise InputError(f"cannot write {path}: {error.strerror or error}; give another --out") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; give another directory") from error
     return place
 
 
@@ -95,7 +93,7 @@ def write(
     """Write a store: `arrays` as <name>.npy, `tables` as <name>.parquet, `meta` as meta.json."""
     with atomic_directory(path, overwrite) as folder:
         for name, array in arrays.items():
-            _write_array(folder / f"{name}.npy", np.ascontiguousarray(array))
+            write_array(folder / f"{name}.npy", array)
         for name, table in tables.items():
             table.write_parquet(folder / f"{name}.parquet", compression="zstd")
         header = {"format": FORMAT, "version": VERSION}
@@ -167,8 +165,9 @@ def _swap(made: Path, path: Path, overwrite: bool) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_array(file: Path, array: NDArray) -> None:
+def write_array(file: Path, array: NDArray) -> None:
     """Write what np.save would; np.save itself does not say so when the disk is full."""
+    array = np.ascontiguousarray(array)
     with file.open("wb") as handle:
         np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(array))
         handle.write(array.data)
@@ -178,10 +177,10 @@ def write_error(path: Path, error: BaseException) -> InputError:
     """Say in one paragraph why `path` could not be written."""
     # Polars passes the system's message on, not its number.
     full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    advice = (
-        "free some space or give another --out" if full else "check the directory's permissions or give another --out"
+    advice = "free some space" if full else "check the directory's permissions"
+    return InputError(
+        f"cannot write {path}: {_first_line(error)}; nothing was left behind; {advice} or give another directory"
     )
-    return InputError(f"cannot write {path}: {_first_line(error)}; nothing was left behind; {advice}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from drm_triton import Dataset, cli
-from drm_triton.errors import InputError
 
 GOOD = "user,item,rating,timestamp\n" + "".join(
     f"{u},{i},{(u + i) % 5 + 1},{u * i}\n" for u in range(20) for i in range(10)
@@ -277,7 +276,7 @@ def test_output_where_nobody_may_write(run):
     Path("good.csv").write_text(GOOD)
     err = fails(run, "prepare", "table", "--raw", "good.csv", "--out", "/proc/drm/d", "--quiet")
     assert "cannot write /proc/drm/d" in err
-    assert "another --out" in err
+    assert "another directory" in err
 
 
 def test_output_below_a_file(run):
@@ -344,12 +343,6 @@ def test_a_request_to_end_leaves_nothing(tmp_path, name):
     assert child.returncode == 128 + getattr(signal, name)
     assert b"Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == ["good.csv"]
-
-
-def test_debug_may_stand_anywhere(run):
-    for command in (["--debug", "info", "nowhere"], ["info", "nowhere", "--debug"], ["info", "--debug", "nowhere"]):
-        with pytest.raises(InputError, match="no data set at"):
-            run(*command)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

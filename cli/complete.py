@@ -1,0 +1,33 @@
+"""What the shell offers after Tab, and the arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def datasets(incomplete: str) -> list[str]:
+    """Names of prepared data sets under the data directory."""
+    from drm_triton.data import data_dir
+
+    names = sorted(place.parent.name for place in data_dir().glob("*/meta.json"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Run directories under runs/; for what lies elsewhere the shell completes paths itself."""
+    places = sorted(str(place.parent) for place in Path("runs").glob("*/config.toml"))
+    return [place for place in places if place.startswith(incomplete)]
+
+
+def sources(incomplete: str) -> list[tuple[str, str]]:
+    """Sources of `prepare`, with what they are."""
+    from drm_triton.data.sources import SOURCES
+
+    return [(name, source.summary) for name, source in SOURCES.items() if name.startswith(incomplete)]
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Run directory, or a saved model.", show_default=False, autocompletion=runs),
+]

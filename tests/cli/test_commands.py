@@ -1,0 +1,166 @@
+"""What all commands have in common: help with examples, exit codes, errors on stderr without a traceback."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import typer
+
+from drm_triton import DRM, Dataset, doctor
+from drm_triton import __version__ as version
+from drm_triton.cli import app, main
+
+# For each command, arguments that name something that is not there or cannot be: exit code 2.
+BAD_INPUT = {
+    "prepare": ["prepare", "nonsense"],
+    "info": ["info", "nowhere"],
+    "train": ["train", "--dataset", "nowhere"],
+    "evaluate": ["evaluate", "nowhere"],
+    "recommend": ["recommend", "nowhere", "--all"],
+    "similar": ["similar", "nowhere", "--item", "x"],
+    "export": ["export", "nowhere", "out"],
+    "report": ["report", "nowhere", "--out", "out"],
+    "serve": ["serve", "nowhere"],
+    "bench kernels": ["bench", "kernels", "--only", "nonsense"],
+    "doctor": ["doctor", "surplus"],  # it takes no input
+}
+# Commands that fail for no fault of what was typed: exit code 1.
+FAILURE = {
+    "train": ["train", "--resume", "run"],  # one with a damaged file
+    "doctor": ["doctor"],  # of an installation that gives no answer
+}
+
+
+def commands() -> list[str]:
+    def walk(command: typer.core.TyperCommand, path: list[str]) -> Iterator[str]:
+        inside = getattr(command, "commands", None)
+        if inside is None:
+            yield " ".join(path)
+        for name, one in (inside or {}).items():
+            yield from walk(one, [*path, name])
+
+    return list(walk(typer.main.get_command(app), []))
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, run in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        mock.patch("sys.argv", ["drm-triton", *arguments]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("DRM_DATA", raising=False)
+
+
+def one_paragraph(text: str) -> bool:
+    return text.startswith("error: ") and text.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", commands())
+def test_help_has_examples(command: str) -> None:
+    code, out, err = call(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert "Examples:" in out
+    assert f"drm-triton {command}" in out.split("Examples:")[1]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_wrong_option_is_a_usage_error(command: str) -> None:
+    code, out, err = call(*command.split(), "--no-such-option")
+    assert (code, out) == (2, "")
+    assert "No such option" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", commands())
+def test_bad_input_is_exit_code_2(command: str, tmp_path: Path) -> None:
+    code, out, err = call(*BAD_INPUT[command])
+    assert (code, out) == (2, ""), err
+    assert "Traceback" not in err
+    assert one_paragraph(err) or "Usage:" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", FAILURE)
+def test_failure_is_exit_code_1(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=20)
+    data.save("data")
+    DRM(factors=2, epochs=1).fit(data, run="run")
+    Path("run/metrics.jsonl").write_text("{")
+    monkeypatch.setattr(doctor, "_ask", lambda *question: {})
+    code, out, err = call(*FAILURE[command])
+    assert code == 1
+    assert "is damaged" in err or "No backend can run here" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("line", ["--debug info nowhere", "info --debug nowhere", "info nowhere --debug"])
+def test_debug_shows_the_traceback_wherever_it_stands(line: str) -> None:
+    code, out, err = call(*line.split())
+    assert (code, out) == (2, "")  # as without it
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("error: no data set at nowhere")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("no such key"), "error: KeyError: 'no such key' (unforeseen; --debug shows where it arose)\n"),
+        (PermissionError(13, "Permission denied", "a/file"), "error: a/file: Permission denied\n"),
+        (MemoryError(), "error: not enough memory: try smaller data or fewer factors\n"),
+        (ImportError("libtorch.so"), "error: ImportError: libtorch.so (`drm-triton doctor` examines the "),
+    ],
+)
+def test_what_nobody_foresaw_is_a_paragraph_too(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drm_triton.data.prepare.find_dataset", mock.Mock(side_effect=error))
+    code, out, err = call("info", "x")
+    assert (code, out) == (1, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["--version"], ["prepare", "--list"]])
+def test_output_that_cannot_be_written_is_exit_code_1(arguments: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from drm_triton.cli import main; main()", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+
+
+def test_version_and_no_command() -> None:
+    assert call("--version") == (0, f"drm-triton {version}\n", "")
+    code, out, err = call()
+    assert code == 2
+    assert "Usage:" in out + err
+    code, out, err = call("no-such-command")
+    assert (code, out) == (2, "")
+    assert "No such command" in err

@@ -1,0 +1,98 @@
+"""What the shell is offered, asked as its completion scripts ask."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = "import sys; sys.argv[0] = 'drm-triton'; from drm_triton.cli import main; main()"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for file in ("data/melon/meta.json", "data/ml-1m/meta.json", "data/raw/melon/train.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    for run in ("melon-dot", "melon-l2", "other"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "config.toml").touch()
+    (tmp_path / "runs" / "notes").mkdir()
+    return tmp_path
+
+
+def offered(place: Path, line: str, shell: str = "bash", **environment: str) -> list[str]:
+    words = ["drm-triton", *line.split(" ")]
+    asked = {
+        "bash": {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": " ".join(words)},
+        "fish": {"_TYPER_COMPLETE_ARGS": " ".join(words), "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "_DRM_TRITON_COMPLETE": f"complete_{shell}", **asked}
+    variables.pop("DRM_DATA", None)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, cwd=place, env={**variables, **environment}
+    )
+    assert done.stderr == ""
+    return [line for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("exp", ["export"]),
+        ("train --dataset ", ["melon", "ml-1m"]),
+        ("train -d me", ["melon"]),
+        ("train --resume runs/m", ["runs/melon-dot", "runs/melon-l2"]),
+        ("info ", ["melon", "ml-1m"]),
+        ("evaluate ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
+        ("evaluate runs/other --dataset ml", ["ml-1m"]),
+        ("recommend runs/o", ["runs/other"]),
+        ("recommend elsewhere/", []),  # left to the shell
+        ("export ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
+        ("export runs/other --to ", ["npz", "parquet", "faiss", "hnswlib"]),
+        ("prepare me", ["melon"]),
+    ],
+)
+def test_names_are_completed(place: Path, line: str, expected: list[str]) -> None:
+    assert offered(place, line) == expected
+
+
+def test_the_data_directory_of_the_environment(place: Path) -> None:
+    (place / "data").rename(place / "store")
+    assert offered(place, "info m") == []
+    assert offered(place, "info m", DRM_DATA=str(place / "store")) == ["melon", "ml-1m"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells(place: Path, shell: str) -> None:
+    assert any("Melon playlists" in line for line in offered(place, "prepare me", shell))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_a_shell_is_shown(place: Path, shell: str) -> None:
+    # stands in for the detection of the shell that this runs in
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "--show-completion", shell], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"_DRM_TRITON_COMPLETE=complete_{shell}" in done.stdout
+
+
+def test_completing_loads_nothing_heavy(place: Path) -> None:
+    code = CODE.replace("main()", "").rstrip("; ") + (
+        "\ntry: main()\nexcept SystemExit: pass\n"
+        "print([m for m in 'torch triton numba polars scipy numpy'.split() if m in sys.modules])"
+    )
+    asked = {"COMP_WORDS": "drm-triton\nevaluate\n", "COMP_CWORD": "2", "_DRM_TRITON_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **asked},
+    )
+    assert done.stdout.splitlines() == ["runs/melon-dot", "runs/melon-l2", "runs/other", "[]"]

@@ -1,0 +1,263 @@
+"""`recommend` and `similar` from the command line."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import polars as pl
+import pytest
+
+from drm_triton import DRM, Dataset
+from drm_triton.cli import main
+from drm_triton.data.synthetic import Shape, generate
+
+READERS = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "json": pl.read_json, "parquet": pl.read_parquet}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model of 200 users (u0 ...), whose items are numbers and have titles."""
+    users, items = generate(Shape(users=200, items=150, interactions=4000), 0)
+    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": items})
+    data = Dataset.from_frame(frame, ratios=(1, 0, 0))
+    titled = data.items.with_columns(title=pl.format("Song No. {}", "id"))
+    data = Dataset(data.train, data.valid, data.test, data.users, titled)
+    path = tmp_path_factory.mktemp("models") / "songs"
+    DRM(factors=8, epochs=3).fit(data).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> DRM:
+    return DRM.load(run)
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, run in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        mock.patch("sys.argv", ["drm-triton", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def rows(*arguments: object) -> list[dict]:
+    """What a command prints, as JSON."""
+    code, out, errors = call(*arguments, "--format", "json")
+    assert code == 0, errors
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("block", [4096, 7])
+def test_everyone_in_every_format(
+    run: Path, model: DRM, tmp_path: Path, form: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drm_triton.lists.BLOCK", block)
+    file = tmp_path / f"top.{form}"
+    code, out, errors = call("recommend", run, "--all", "--k", 3, "--out", file)
+    assert (code, out, errors) == (0, "", "")
+    frame = READERS[form](file)
+    expected = model.recommend(k=3)
+    assert frame.columns == ["user", "rank", "item", "score", "title"]
+    assert frame.select("user", "rank", "item").rows() == expected.select("user", "rank", "item").rows()
+    np.testing.assert_array_equal(frame["score"].cast(pl.Float32), expected["score"])
+    assert frame["title"].to_list() == [f"Song No. {item}" for item in expected["item"]]
+    assert os.listdir(tmp_path) == [file.name]
+    (tmp_path / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json"])
+def test_stdout_is_what_the_file_would_be(run: Path, tmp_path: Path, form: str) -> None:
+    arguments = ["recommend", run, "--user", "u3", "--format", form]
+    _, out, _ = call(*arguments)
+    assert call(*arguments, "--out", tmp_path / "file")[0] == 0
+    assert (tmp_path / "file").read_bytes().decode() == out
+
+
+def test_a_readable_table(run: Path) -> None:
+    code, out, _ = call("recommend", run, "--user", "u1", "--user", "u7", "--k", 2)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "user u1"
+    assert lines[1].split()[0] == "1"
+    assert "Song No. " in lines[1]
+    assert lines[3:5] == ["", "user u7"]
+
+
+def test_options_reach_the_model(run: Path, model: DRM, tmp_path: Path) -> None:
+    seen = model.interactions.item_ids[model.interactions.train.row(0)].to_list()
+    user = model.interactions.user_ids[0]
+    some = model.interactions.item_ids[:40].to_list()
+    only, without, users = tmp_path / "only.txt", tmp_path / "without.txt", tmp_path / "users.txt"
+    only.write_text("\ufeff" + "\r\n".join(map(str, some)))
+    without.write_text("".join(f" {item} \n\n" for item in some[:10]))
+    users.write_text(f"{user}\nu2\n")
+    found = {row["item"] for row in rows("recommend", run, "--user", user, "-k", 999, "--only", only)}
+    assert found == set(some) - set(seen)
+    found = {row["item"] for row in rows("recommend", run, "-u", user, "-k", 999, "--only", only, "--without", without)}
+    assert found == set(some[10:]) - set(seen)
+    found = {row["item"] for row in rows("recommend", run, "-u", user, "-k", 999, "--include-seen", "--only", only)}
+    assert found == set(some)
+    assert [row["user"] for row in rows("recommend", run, "--users", users, "-k", 1)] == [user, "u2"]
+
+
+def test_liked_items_of_a_new_person(run: Path, model: DRM) -> None:
+    liked = model.interactions.item_ids[[5, 60, 99]].to_list()
+    expected = model.recommend_from({"you": liked}, k=4)
+    for arguments in (["--liked", ",".join(map(str, liked))], [x for item in liked for x in ("--liked", item)]):
+        found = rows("recommend", run, *arguments, "-k", 4)
+        assert [(row["user"], row["item"]) for row in found] == expected.select("user", "item").rows()
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "parquet", "txt", "blanks.txt", "commas"])
+def test_histories_from_a_file(run: Path, model: DRM, tmp_path: Path, form: str) -> None:
+    ids = model.interactions.item_ids
+    lists = {"zoe": ids[[1, 2, 30]].to_list(), "yan": ids[[77]].to_list(), "xi": ids[[8, 9]].to_list()}
+    table = pl.DataFrame(
+        {"userId": [p for p, items in lists.items() for _ in items], "movie_id": [i for v in lists.values() for i in v]}
+    )
+    file = tmp_path / f"history.{form}"
+    if form == "parquet":
+        table.write_parquet(file)
+    elif form in ("csv", "tsv"):
+        table.write_csv(file, separator="," if form == "csv" else "\t")
+    else:
+        separator = {"txt": "\t", "blanks.txt": "  ", "commas": ", "}[form]
+        file.write_text("".join(separator.join(map(str, items)) + "\n" for items in lists.values()))
+        lists = dict(enumerate(lists.values(), start=1))
+    found = rows("recommend", run, "--history", file, "-k", 3)
+    expected = model.recommend_from(lists, k=3)
+    assert [(row["user"], row["item"]) for row in found] == expected.select("user", "item").rows()
+
+
+def test_unknown_ids(run: Path, tmp_path: Path) -> None:
+    code, out, errors = call("recommend", run, "-u", "u1", "-u", "x", "--unknown", "skip", "--format", "csv")
+    assert code == 0
+    assert errors == "warning: left out 1 of 2 user ids that the model does not know: 'x'\n"
+    assert pl.read_csv(io.StringIO(out))["user"].unique().to_list() == ["u1"]
+    code, out, errors = call("recommend", run, "-u", "x", "--unknown", "popular", "-k", 2)
+    assert (code, errors) == (0, "")
+    assert out.splitlines()[1].split()[1] == "popular"
+    assert [row["score"] for row in rows("recommend", run, "-u", "x", "--unknown", "popular", "-k", 2)] == [None, None]
+    (tmp_path / "h.csv").write_text("user,item\na,5\na,nope\nb,nope\n")
+    code, out, errors = call("recommend", run, "--history", tmp_path / "h.csv", "--unknown", "skip", "--format", "csv")
+    assert pl.read_csv(io.StringIO(out))["user"].unique().to_list() == ["a"]
+    assert "left out 2 of 3 item ids" in errors
+    assert "left out 1 of 2 persons" in errors
+
+
+def test_similar(run: Path, model: DRM, tmp_path: Path) -> None:
+    item = int(model.interactions.item_ids[12])
+    found = rows("similar", run, "--item", item, "-k", 3)
+    assert [row["similar"] for row in found] == model.similar_items([item], 3)["similar"].to_list()
+    assert found[0]["title"] == f"Song No. {found[0]['similar']}"
+    assert [row["similar"] for row in rows("similar", run, "--user", "u5", "-k", 3)] == model.similar_users(["u5"], 3)[
+        "similar"
+    ].to_list()
+    code, out, _ = call("similar", run, "--user", "u5", "--user", "u6", "-k", 1)
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("user")] == ["user u5", "user u6"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["recommend"], "say for whom, in one way"),
+        (["recommend", "--all", "--user", "u1"], "say for whom, in one way"),
+        (["recommend", "--liked", "5", "--history", "{dir}/table.csv"], "say for whom, in one way"),
+        (["recommend", "--user", "nobody"], "unknown user id: 'nobody'"),
+        (["recommend", "--user", "u1x"], "the nearest are 'u1"),
+        (["recommend", "--liked", "5,9999"], "unknown item id: '9999'"),
+        (["recommend", "--liked", "no. 17"], "the nearest are 17 ('Song No. 17')"),
+        (["recommend", "--liked", " , "], "is empty: give at least one item"),
+        (["recommend", "--all", "--k", 0], "k must be at least 1, got 0"),
+        (["recommend", "--all", "--format", "parquet"], "--format parquet needs --out"),
+        (["recommend", "--all", "--out", "{dir}/no/such.csv"], "no is not a folder that can be written"),
+        (["recommend", "--all", "--out", "{dir}"], "is a folder; give another file"),
+        (["recommend", "--users", "{dir}/missing"], "missing: cannot be read (No such file or directory)"),
+        (["recommend", "--users", "{dir}"], "cannot be read (Is a directory)"),
+        (["recommend", "--users", "{dir}/empty"], "empty is empty: give a file with one id a line"),
+        (["recommend", "--users", "{dir}/binary"], "is not text in UTF-8"),
+        (["recommend", "--all", "--only", "{dir}/nul"], "has NUL bytes, so it is not text"),
+        (["recommend", "--all", "--only", "{dir}/table.csv"], "only: unknown item ids: 'user,item', 'a,5'"),
+        (["recommend", "--history", "{dir}/empty"], "is empty: give a table with columns user and item"),
+        (["recommend", "--history", "{dir}/binary"], "is not text in UTF-8"),
+        (["recommend", "--history", "{dir}/binary.parquet"], "is not a Parquet file"),
+        (["recommend", "--history", "{dir}/cut.parquet"], "cannot be read as a table"),
+        (["recommend", "--history", "{dir}/other.csv"], "its columns are ['a', 'b']"),
+        (["recommend", "--history", "{dir}/gap.csv"], "data row 2 lacks a user or an item"),
+        (["recommend", "--history", "{dir}/header.csv"], "has a header and no rows"),
+        (["similar"], "say what to compare"),
+        (["similar", "--item", "5", "--user", "u1"], "say what to compare"),
+        (["similar", "--item", "9999"], "unknown item id: '9999'"),
+        (["similar", "--item", "5", "--k", "-3"], "k must be at least 1, got -3"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    run: Path, tmp_path: Path, arguments: list[object], message: str
+) -> None:
+    (tmp_path / "table.csv").write_text("user,item\na,5\n")
+    (tmp_path / "empty").write_text(" \n\n")
+    (tmp_path / "nul").write_bytes(b"5\0\n")
+    for name in ("binary", "binary.parquet"):
+        (tmp_path / name).write_bytes(bytes(range(256)))
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1" + bytes(range(256)))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "gap.csv").write_text("user,item\na,5\nb,\n")
+    (tmp_path / "header.csv").write_text("user,item\n")
+    before = sorted(os.listdir(tmp_path))
+    command, *options = (str(argument).format(dir=tmp_path) for argument in arguments)
+    code, out, errors = call(command, run, *options)
+    assert (code, out) == (2, "")
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_failure_half_way_leaves_the_old_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> object:
+        yield pl.DataFrame({"user": ["u1"], "rank": [1], "item": [5], "score": [0.5]})
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DRM, "recommend_blocks", fail)
+    for form in ("csv", "jsonl", "parquet"):
+        file = tmp_path / f"top.{form}"
+        file.write_text("old")
+        code, _, errors = call("recommend", run, "--all", "--out", file)
+        assert code == 1
+        assert "no space left" in errors
+        assert file.read_text() == "old"
+    assert len(os.listdir(tmp_path)) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no head")
+def test_a_closed_pipe_is_silent(run: Path) -> None:
+    command = f"{sys.executable} -m drm_triton recommend {run} --all --k 100 --format csv | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.stdout == "user,rank,item,score,title\n"
+    assert done.stderr == ""
+
+
+def test_help_has_examples_and_is_quick_to_import() -> None:
+    for command in ("recommend", "similar"):
+        code, out, _ = call(command, "--help")
+        assert code == 0
+        assert f"drm-triton {command} runs/" in out
+    script = "import sys, drm_triton.cli; print([m for m in ('torch', 'polars', 'numba') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

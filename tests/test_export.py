@@ -1,0 +1,239 @@
+"""Exports are read back as another program would, and must give the recommendations of the model."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from drm_triton import DRM, Dataset
+from drm_triton import export as module
+from drm_triton.data.synthetic import Shape, generate
+from drm_triton.errors import InputError
+from drm_triton.export import export
+
+INDEXES = [
+    pytest.param(name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"{name} is not installed"))
+    for name in ("faiss", "hnswlib")
+]
+FORMATS = ["npz", "parquet", *INDEXES]
+DOCS = Path(__file__).parent.parent / "docs" / "exporting.md"
+
+
+def fitted(score: str, text: bool = True, items: int = 400) -> DRM:
+    users, liked = generate(Shape(users=150, items=items, interactions=20 * items), 0)
+    names = {"user": [f"ü{u}" for u in users], "item": [f"song {i}" for i in liked]}
+    data = Dataset.from_frame(pl.DataFrame(names if text else {"user": users * 10**12, "item": liked - 7}))
+    return DRM(factors=12, epochs=2, score=score).fit(data)
+
+
+@pytest.fixture(scope="module", params=["dot", "l2"])
+def model(request: pytest.FixtureRequest) -> DRM:
+    return fitted(request.param)
+
+
+def scores(U: np.ndarray, V: np.ndarray, score: str) -> np.ndarray:
+    return U @ V.T if score == "dot" else -((U[:, None] - V[None]) ** 2).sum(-1)
+
+
+def same_recommendations(model: DRM, U: Any, V: Any, user_ids: Any, item_ids: Any) -> None:
+    """Rank by what was exported, what users have left out; the ids must be those of `recommend`."""
+    table = scores(U.astype(np.float64), V.astype(np.float64), model.config.score)
+    seen = model.interactions.train
+    for u in range(len(U)):
+        table[u, seen.row(u)] = -np.inf
+    best = np.argsort(-table, axis=1)[:, :10]
+    expected = model.recommend(k=10)
+    ours = pl.DataFrame({"user": np.repeat(user_ids, 10), "item": np.asarray(item_ids)[best].ravel()})
+    assert ours["user"].to_list() == expected["user"].to_list()
+    agree = (ours["item"] == expected["item"]).mean()
+    assert agree > 0.999  # float32 sums may swap two items that all but tie
+    assert np.allclose(np.take_along_axis(table, best, 1).ravel(), expected["score"], atol=1e-5)
+
+
+def test_npz_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> None:
+    manifest = export(model, tmp_path / "x", to="npz")
+    with np.load(tmp_path / "x" / "factors.npz", allow_pickle=False) as file:
+        assert set(file.files) == {"user_factors", "item_factors", "user_ids", "item_ids"}
+        assert file["user_factors"].dtype == file["item_factors"].dtype == np.float32
+        assert file["item_ids"].dtype.kind == "U"
+        same_recommendations(model, *(file[n] for n in ("user_factors", "item_factors", "user_ids", "item_ids")))
+    assert manifest == json.loads((tmp_path / "x" / "export.json").read_text("utf-8"))
+    assert (manifest["score"], manifest["dimension"], manifest["users"]) == (model.config.score, 12, 150)
+
+
+def test_whole_number_ids_stay_whole_numbers(tmp_path: Path) -> None:
+    model = fitted("dot", text=False)
+    export(model, tmp_path / "x")
+    with np.load(tmp_path / "x" / "factors.npz", allow_pickle=False) as file:
+        assert file["user_ids"].dtype == file["item_ids"].dtype == np.int64
+        assert file["user_ids"].max() == 149 * 10**12
+        assert file["item_ids"].tolist() == model.interactions.item_ids.to_list()
+
+
+def test_parquet_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> None:
+    export(model, tmp_path / "x", to="parquet")
+    users, items = (pl.read_parquet(tmp_path / "x" / f"{name}.parquet") for name in ("users", "items"))
+    assert items.schema == {"id": pl.String, "factors": pl.Array(pl.Float32, 12)}
+    same_recommendations(model, *(t["factors"].to_numpy() for t in (users, items)), users["id"], items["id"])
+
+
+def test_parquet_has_the_titles(tmp_path: Path) -> None:
+    model = fitted("dot")
+    table = model.interactions.items.with_columns(title=pl.col("id").str.to_uppercase())
+    model.interactions._items = table
+    export(model, tmp_path / "x", to="parquet")
+    assert pl.read_parquet(tmp_path / "x" / "items.parquet")["title"].to_list() == table["title"].to_list()
+    assert pl.read_parquet(tmp_path / "x" / "users.parquet").columns == ["id", "factors"]
+
+
+def search(folder: Path, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and model scores, asked of the index as export.json says."""
+    about = json.loads((folder / "export.json").read_text("utf-8"))
+    if about["to"] == "faiss":
+        import faiss
+
+        index = faiss.read_index(str(folder / "index.faiss"))
+        assert index.hnsw.efSearch == about["ef"]
+        found, labels = index.search(queries, k)
+        return labels, found if about["score"] == "dot" else -found
+    import hnswlib
+
+    index = hnswlib.Index(space="ip" if about["score"] == "dot" else "l2", dim=about["dimension"])
+    index.load_index(str(folder / "index.hnsw"))
+    index.set_ef(max(about["ef"], k))
+    labels, found = index.knn_query(queries, k)
+    return labels.astype(np.int64), 1 - found if about["score"] == "dot" else -found
+
+
+@pytest.mark.parametrize("to", INDEXES)
+def test_an_index_finds_the_recommendations(model: DRM, to: str, tmp_path: Path) -> None:
+    manifest = export(model, tmp_path / "x", to=to)
+    queries = np.load(tmp_path / "x" / "user_factors.npy", allow_pickle=False)
+    labels, found = search(tmp_path / "x", queries, 10)
+    exact = np.sort(scores(queries, model.item_factors.numpy(), model.config.score), axis=1)[:, ::-1]
+    assert (np.abs(found - exact[:, :10]) < 1e-5).mean() >= 0.95
+    assert (np.diff(found) <= 1e-6).all()
+    item_ids, user_ids = (np.load(tmp_path / "x" / f"{n}_ids.npy", allow_pickle=False) for n in ("item", "user"))
+    expected = model.recommend(k=10, exclude_seen=False)
+    assert np.repeat(user_ids, 10).tolist() == expected["user"].to_list()
+    assert (item_ids[labels].ravel() == expected["item"].to_numpy()).mean() >= 0.9
+    assert min(manifest["recall@10"], manifest["recall@50"]) >= 0.95
+
+
+@pytest.mark.parametrize("to", INDEXES)
+def test_the_recall_told_is_the_recall_there_is(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a graph so poor that it misses much, and a search that may not look further
+    for name, value in (("LINKS", 4), ("BUILD_BREADTH", 4), ("FIRST_EF", 50), ("LAST_EF", 50)):
+        monkeypatch.setattr(module, name, value)
+    model = fitted("l2", items=2000)
+    manifest = export(model, tmp_path / "x", to=to)
+    queries = np.load(tmp_path / "x" / "user_factors.npy")
+    labels, _ = search(tmp_path / "x", queries, 50)
+    exact = np.argsort(-scores(queries, model.item_factors.numpy(), "l2"), axis=1)
+    for k in (10, 50):
+        shares = [len(set(a[:k]) & set(b[:k])) / k for a, b in zip(labels, exact, strict=True)]
+        assert manifest[f"recall@{k}"] == pytest.approx(np.mean(shares), abs=1e-3)
+    assert manifest["recall@50"] < 0.95
+
+
+@pytest.mark.parametrize("to", INDEXES)
+def test_the_search_is_widened_until_the_recall_is_good(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINKS", 4)
+    monkeypatch.setattr(module, "FIRST_EF", 1)
+    manifest = export(fitted("dot", items=2000), tmp_path / "x", to=to)
+    assert manifest["ef"] > 50
+    assert min(manifest["recall@10"], manifest["recall@50"]) >= 0.95
+
+
+@pytest.mark.parametrize("to", INDEXES)
+def test_fewer_items_than_asked_for_and_items_that_tie(to: str, tmp_path: Path) -> None:
+    data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=7)
+    model = DRM(factors=4, epochs=1).fit(data)
+    model.item_factors[2:] = model.item_factors[2]  # which of these an index returns is no fault of it
+    manifest = export(model, tmp_path / "x", to=to)
+    assert (manifest["recall@10"], manifest["recall@50"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("to", ["faiss", "hnswlib"])
+def test_a_missing_package_is_named(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, to, None)
+    with pytest.raises(InputError, match=re.escape(f"pip install 'drm-triton[{to}]'")):
+        export(fitted("dot"), tmp_path / "x", to=to)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_an_export_is_replaced(tmp_path: Path) -> None:
+    model, place = fitted("dot"), tmp_path / "x"
+    export(model, place, to="npz")
+    with pytest.raises(InputError, match="already exists"):
+        export(model, place, to="parquet")
+    export(model, place, to="parquet", overwrite=True)
+    assert sorted(p.name for p in place.iterdir()) == ["export.json", "items.parquet", "users.parquet"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(InputError, match="not made by this program"):
+        export(model, tmp_path / "mine", overwrite=True)
+    with pytest.raises(InputError, match="to must be one of npz, parquet, faiss, hnswlib, got 'annoy'"):
+        export(model, tmp_path / "y", to="annoy")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs file size limits")
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_full_disk_leaves_nothing(to: str, tmp_path: Path) -> None:
+    import resource
+
+    model = fitted("dot")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # users fit, items do not; Python ignores the signal, so a write over the limit fails as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+        with pytest.raises(InputError, match="free some space"):
+            export(model, tmp_path / "x", to=to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ids_that_an_array_would_change_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_csr(([0, 1, 2], [0, 1]), user_ids=["ann", "bob\0"])
+    model = DRM(factors=4, epochs=1).fit(data)
+    with pytest.raises(InputError, match=r"the user ids do not fit an array of text .* export to parquet"):
+        export(model, tmp_path / "x")
+    export(model, tmp_path / "x", to="parquet")
+    assert pl.read_parquet(tmp_path / "x" / "users.parquet")["id"].to_list() == ["ann", "bob\0"]
+    monkeypatch.setattr(module, "MOST_ID_BYTES", 1000)
+    with pytest.raises(InputError, match="150 of up to 4 characters"):
+        export(fitted("dot"), tmp_path / "y")
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("faiss", "hnswlib"))), reason="needs the packages of all examples"
+)
+def test_the_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drm_triton.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    users, items = generate(Shape(users=50, items=200, interactions=2000), 0)
+    names = ["ann" if u == 0 else f"user {u}" for u in users]
+    model = DRM(factors=8, epochs=2).fit(Dataset.from_frame(pl.DataFrame({"user": names, "item": items})))
+    model.save("runs/ratings")
+    expected = model.recommend(["ann"], 10, exclude_seen=False)["item"].to_list()
+    blocks = re.findall(r"```(\w+)\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["sh", "python", "python", "python", "python"]
+    for command in blocks[0][1].splitlines():
+        monkeypatch.setattr(sys, "argv", command.split())
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+    for _, code in blocks[1:]:
+        found: dict[str, Any] = {}
+        exec(code, found)
+        assert list(found["best"]) == expected

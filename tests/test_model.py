@@ -1,0 +1,336 @@
+"""What a fitted model answers: recommendations, lists from histories, similar items, and ids that it does not know."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drm_triton import DRM, Dataset, fold_in
+from drm_triton.data.synthetic import Shape, generate
+from drm_triton.errors import InputError
+from drm_triton.evaluate import evaluate, factor_ranker
+from drm_triton.kernels import get_backend
+from drm_triton.kernels.cpu.threads import n_threads, set_threads
+from drm_triton.lists import encode_histories
+from drm_triton.trainer import objective_of
+
+N_USERS, N_ITEMS = 120, 90
+
+
+def fitted(score: str) -> DRM:
+    users, items = generate(Shape(users=N_USERS, items=N_ITEMS, interactions=1800), 3)
+    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [10 * i for i in items]})
+    return DRM(score=score, factors=8, epochs=4).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
+
+
+MODELS = {score: fitted(score) for score in ("dot", "l2")}
+
+
+@pytest.fixture(params=["dot", "l2"])
+def model(request: pytest.FixtureRequest) -> DRM:
+    return MODELS[request.param]
+
+
+def scores_of(model: DRM, vectors: torch.Tensor) -> torch.Tensor:
+    """All scores, the plain way: [m, N]."""
+    if model.config.score == "dot":
+        return vectors @ model.item_factors.T
+    return -torch.cdist(vectors.double(), model.item_factors.double()).square().float()
+
+
+def liked(model: DRM, user: str) -> list[int]:
+    data = model.interactions
+    return data.item_ids[data.train.row(int(data.encode_users([user])[0]))].to_list()
+
+
+# -- recommend ---------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_the_best_unseen_items_in_order(model: DRM) -> None:
+    data = model.interactions
+    frame = model.recommend(k=5)
+    assert frame.columns == ["user", "rank", "item", "score"]
+    scores = scores_of(model, model.user_factors)
+    for user, seen in enumerate(np.split(data.train.indices, data.train.indptr[1:-1])):
+        scores[user, seen.astype(np.int64)] = -torch.inf
+    best = scores.topk(5)
+    for user, group in zip(data.user_ids, frame.partition_by("user", maintain_order=True), strict=True):
+        row = int(data.encode_users([user])[0])
+        assert group["rank"].to_list() == [1, 2, 3, 4, 5]
+        assert group["user"].unique().to_list() == [user]
+        np.testing.assert_allclose(group["score"], best.values[row], rtol=1e-4, atol=1e-5)
+        ours = scores[row, torch.from_numpy(data.encode_items(group["item"])).long()]
+        np.testing.assert_allclose(ours, best.values[row], rtol=1e-4, atol=1e-5)
+
+
+ids = st.lists(st.integers(0, N_ITEMS - 1).map(lambda i: 10 * i), unique=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    score=st.sampled_from(["dot", "l2"]),
+    only=st.none() | ids,
+    without=st.none() | ids,
+    seen=st.booleans(),
+    k=st.integers(1, 100),
+)
+def test_only_without_and_seen_hold(score, only, without, seen, k) -> None:
+    model = MODELS[score]
+    data = model.interactions
+    known = set(data.item_ids)
+    allowed = (known if only is None else known & set(only)) - set(without or [])
+    arguments = {"k": k, "exclude_seen": not seen, "only": only, "without": without}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not allowed:
+            with pytest.raises(InputError, match=r"only|nothing is left"):
+                model.recommend(["u1"], **arguments)
+            return
+        frame = model.recommend(["u1", "u2"], **arguments)
+        everything = model.recommend(["u1", "u2"], k=len(known), exclude_seen=not seen)
+    for user in ("u1", "u2"):
+        expected = allowed if seen else allowed - set(liked(model, user))
+        ours = frame.filter(user=user)
+        assert len(ours) == min(k, len(expected))
+        # restricting the items leaves the order of those that remain
+        order = everything.filter(pl.col("user") == user, pl.col("item").is_in(list(expected)))
+        assert ours["item"].to_list() == order["item"].head(k).to_list()
+        np.testing.assert_array_equal(ours["score"], order["score"].head(k))
+
+
+def test_nobody_gets_an_empty_frame_of_the_same_kind(model: DRM) -> None:
+    assert model.recommend([]).schema == model.recommend(["u1"]).schema
+    assert len(model.recommend([])) == 0
+
+
+def test_blocks_are_the_whole(model: DRM, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = model.recommend(k=3)
+    monkeypatch.setattr("drm_triton.lists.BLOCK", 7)
+    blocks = list(model.recommend_blocks(k=3))
+    assert len(blocks) == -(-model.interactions.n_users // 7)
+    assert pl.concat(blocks).equals(whole)
+
+
+def test_unknown_users(model: DRM) -> None:
+    users = ["u1", "nobody", "u2", "u 3"]
+    with pytest.raises(InputError, match=r"unknown user ids: 'nobody', 'u 3'.*unknown: skip"):
+        model.recommend(users)
+    with pytest.warns(UserWarning, match="left out 2 of 4 user ids"):
+        frame = model.recommend(users, k=2, unknown="skip")
+    assert frame.equals(model.recommend(["u1", "u2"], k=2))
+    frame = model.recommend(users, k=2, unknown="popular")
+    assert frame["user"].unique(maintain_order=True).to_list() == users
+    assert frame.filter(pl.col("user").is_in(["u1", "u2"])).equals(model.recommend(["u1", "u2"], k=2))
+    train = model.interactions.train
+    count = np.bincount(train.indices, minlength=train.shape[1])
+    most = model.interactions.item_ids[np.argsort(-count, kind="stable")[:2]].to_list()
+    for user in ("nobody", "u 3"):
+        ours = frame.filter(user=user)
+        assert ours["item"].to_list() == most
+        assert ours["score"].null_count() == 2
+    allowed = model.interactions.item_ids[:3]
+    frame = model.recommend(["nobody"], only=allowed, without=allowed[:1], unknown="popular")
+    assert set(frame["item"]) == set(allowed[1:])
+
+
+def test_unknown_users_beside_numbered_ones() -> None:
+    frame = pl.DataFrame({"user": [1, 1, 2], "item": [5, 6, 5]})
+    model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
+    assert model.recommend(["2", 9], unknown="popular")["user"].to_list() == [2, 9, 9]
+    assert model.recommend([2, "x"], unknown="popular")["user"].to_list() == ["2", "x", "x"]
+    assert model.recommend([2.0], k=1)["item"].to_list() == [6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"k": 2.5}, r"k must be at least 1, got 2\.5"),
+        ({"users": "u1"}, r"user ids come as a list, got the single value 'u1'; write \['u1'\]"),
+        ({"users": [["u1"]]}, "must be whole numbers or text"),
+        ({"only": []}, "only: the list of items to choose from is empty"),
+        ({"only": ["no such"]}, "only: unknown item id: 'no such'"),
+        ({"only": [0], "without": [0]}, "nothing is left"),
+        ({"unknown": "ignore"}, "unknown must be one of error, skip, popular, got 'ignore'"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MODELS["dot"].recommend(**arguments)
+
+
+def test_items_the_model_does_not_know_are_told(model: DRM) -> None:
+    with pytest.warns(UserWarning, match="without: the model does not know 1 of the 2 items: 7"):
+        model.recommend(["u1"], without=[0, 7])
+
+
+# -- fold-in -----------------------------------------------------------------------------------------------------------
+
+histories = st.lists(ids.filter(bool), min_size=1, max_size=6)
+
+
+def known_only(model: DRM, lists: list[list[int]]) -> list[list[int]]:
+    known = set(model.interactions.item_ids)
+    return [kept for items in lists if (kept := [item for item in items if item in known])]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before, torch_before = n_threads(), torch.get_num_threads()
+    yield
+    set_threads(before)
+    torch.set_num_threads(torch_before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(score=st.sampled_from(["dot", "l2"]), lists=histories, chance=st.randoms())
+def test_a_vector_depends_on_the_items_alone(score, lists, chance) -> None:
+    model = MODELS[score]
+    lists = known_only(model, lists)
+    if not lists:
+        return
+    together = model.fold_in(lists)
+    assert together.shape == (len(lists), 8)
+    assert together.dtype == torch.float32
+    assert torch.isfinite(together).all()
+    assert (together.norm(dim=1) <= 1 + 1e-6).all()
+    order = chance.sample(range(len(lists)), len(lists))
+    mixed = [chance.sample(lists[p], len(lists[p])) + lists[p][:2] for p in order]  # another order, some twice
+    assert torch.equal(model.fold_in(mixed), together[order])
+    assert torch.equal(torch.cat([model.fold_in([items]) for items in lists]), together)
+
+
+def test_a_vector_does_not_depend_on_threads_or_batches(
+    model: DRM, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = model.interactions
+    lists = [data.item_ids[data.train.row(u)].to_list() for u in range(data.n_users)] * 3
+    vectors = []
+    for number, together in ((1, 128), (2, 128), (2, 50), (1, 1000)):
+        monkeypatch.setattr("drm_triton.fold_in.TOGETHER", together)
+        set_threads(number)
+        torch.set_num_threads(number)
+        vectors.append(model.fold_in(lists))
+    assert all(torch.equal(vectors[0], other) for other in vectors[1:])
+    assert torch.equal(vectors[0][: data.n_users], vectors[0][-data.n_users :])
+
+
+def test_fold_in_agrees_with_the_reference_backend(model: DRM, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = [liked(model, f"u{u}") for u in range(1, 6)]
+    # the smooth part of the loss: which negative the hinge goes by may turn on the last bit of a score
+    config = dataclasses.replace(model.config, objective="drm")
+    monkeypatch.setattr(model, "config", config)
+    ours = model.fold_in(lists)
+    monkeypatch.setattr(model, "config", dataclasses.replace(config, backend="reference"))
+    torch.testing.assert_close(model.fold_in(lists), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_fold_in_lowers_the_loss_of_training(model: DRM) -> None:
+    data = model.interactions
+    _, matrix = encode_histories([liked(model, u) for u in data.user_ids[:40]], data)
+    config = dataclasses.replace(model.config, seed=99)  # lists that fold-in has not drawn
+    ops = get_backend()
+
+    def loss(U: torch.Tensor) -> float:
+        total = 0.0
+        for person in range(matrix.shape[0]):
+            lists = fold_in._lists(matrix.row(person), data.n_items, config, ops, U.device).flatten(0, 1)
+            users = torch.full((len(lists),), person, dtype=torch.int32)
+            total += float(ops.list_gradients(U, model.item_factors, users, lists, objective_of(config)).loss.mean())
+        return total
+
+    start = fold_in.mean_direction(model.item_factors, matrix)
+    assert loss(fold_in.fold_in(model.item_factors, matrix, model.config, ops)) < 0.95 * loss(start)
+
+
+def test_whole_catalogue_and_single_item(model: DRM) -> None:
+    every = model.interactions.item_ids.to_list()
+    vectors = model.fold_in([every, every[:1]])
+    assert torch.isfinite(vectors).all()
+    assert len(model.recommend_from([every])) == 0
+    assert len(model.recommend_from([every], exclude_seen=False, k=4)) == 4
+    best = model.recommend_from([every[:1]], exclude_seen=False, k=10)["item"].to_list()
+    assert every[0] in best
+
+
+def test_lists_from_histories(model: DRM) -> None:
+    history = liked(model, "u4")
+    frame = model.recommend_from({"zoe": history, "yan": history[:3]}, k=6)
+    assert frame["user"].to_list() == ["zoe"] * 6 + ["yan"] * 6
+    assert not set(frame.filter(user="zoe")["item"]) & set(history)
+    assert not set(frame.filter(user="yan")["item"]) & set(history[:3])
+    items, _ = get_backend().top_k(model.fold_in([history]), model.item_factors, N_ITEMS, model.config.score)
+    order = [i for i in model.interactions.item_ids[items[0].numpy()] if i not in history]
+    assert frame.filter(user="zoe")["item"].to_list() == order[:6]
+    by_number = model.recommend_from([history, [str(item) for item in history[:3]]], k=6)
+    assert by_number.drop("user").equals(frame.drop("user"))
+    assert by_number["user"].unique(maintain_order=True).to_list() == [0, 1]
+
+
+def test_histories_with_unknown_items(model: DRM) -> None:
+    lists = {"a": [liked(model, "u1")[0], 7], "b": [7], "c": []}
+    with pytest.raises(InputError, match="unknown item id: 7"):
+        model.recommend_from(lists)
+    with pytest.raises(InputError, match="the history of person 'c' is empty"):
+        model.recommend_from({"c": []})
+    with pytest.warns(UserWarning, match="left out 2 of 3 ") as told:
+        frame = model.recommend_from(lists, k=2, unknown="skip")
+    assert frame["user"].unique().to_list() == ["a"]
+    assert "left out 2 of 3 item ids" in str(told[0].message)
+    assert "left out 2 of 3 persons" in str(told[1].message)
+    with pytest.warns(UserWarning, match="left out 2 of 3 item ids"):
+        frame = model.recommend_from(lists, k=2, unknown="popular")
+    assert frame["user"].unique(maintain_order=True).to_list() == ["a", "b", "c"]
+    assert frame["score"].is_null().to_list() == [False] * 2 + [True] * 4
+    with pytest.raises(InputError, match="list of lists"):
+        model.fold_in("abc")
+    with pytest.raises(InputError, match="item ids come as a list, got the single value 10"):
+        model.fold_in([10, 20])
+
+
+# -- similar -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["item", "user"])
+def test_similar_is_cosine_or_distance_and_never_itself(model: DRM, kind: str) -> None:
+    data = model.interactions
+    known, table = (data.item_ids, model.item_factors) if kind == "item" else (data.user_ids, model.user_factors)
+    asked = known[[3, 0, 17]]
+    frame = (model.similar_items if kind == "item" else model.similar_users)(asked, k=4)
+    assert frame.columns == [kind, "rank", "similar", "score"]
+    assert (frame[kind] != frame["similar"]).all()
+    X = table.double()
+    if model.config.score == "dot":
+        X = torch.nn.functional.normalize(X)
+        scores = X @ X.T
+    else:
+        scores = -torch.cdist(X, X).square()
+    scores.fill_diagonal_(-torch.inf)
+    best = scores[[3, 0, 17]].topk(4).values
+    np.testing.assert_allclose(frame["score"].to_numpy().reshape(3, 4), best, rtol=1e-4, atol=1e-5)
+    every = (model.similar_items if kind == "item" else model.similar_users)(asked[:1], k=10**9)
+    assert len(every) == len(known) - 1
+
+
+def test_similar_to_something_unknown() -> None:
+    with pytest.raises(InputError, match="unknown item id: 7"):
+        MODELS["dot"].similar_items([7])
+    with pytest.raises(InputError, match=r"unknown user id: 'u1x'.*the nearest are .*'u1'"):
+        MODELS["dot"].similar_users(["u1x"])
+
+
+def test_a_trained_user_folded_back_in_ranks_about_as_well() -> None:
+    users, items = generate(Shape(users=600, items=300, interactions=18000), 1)
+    data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), split="per-user", ratios=(80, 0, 20))
+    model = DRM(factors=16, epochs=10).fit(data)
+    trained = model.evaluate(data.test).means["ndcg@10"]
+    lists = [data.item_ids[data.train.row(u)] for u in range(data.n_users)]
+    ranker = factor_ranker(get_backend(), model.fold_in(lists), model.item_factors, "dot")
+    folded = evaluate(ranker, data.train, data.test).means["ndcg@10"]
+    assert folded > 0.9 * trained
