@@ -91,7 +91,7 @@ def is_drm_bench(words: list[str]) -> None:
 
 
 def is_elsewhere(words: list[str]) -> None:
-    """It needs the network, or a shell to step into."""
+    """It makes or enters an environment, or needs the network."""
 
 
 NOT_RUN: dict[str, Callable[[list[str]], None]] = {
@@ -101,8 +101,8 @@ NOT_RUN: dict[str, Callable[[list[str]], None]] = {
     "python examples/": is_file,
     "python -m bench.": is_bench,
     "drm-triton bench": is_drm_bench,
-    "git clone": is_elsewhere,
-    "cd ": is_elsewhere,
+    "python3 -m venv": is_elsewhere,
+    ". .venv/": is_elsewhere,
 }
 
 
