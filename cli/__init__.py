@@ -19,6 +19,7 @@ from drm_triton.cli.recommend import recommend
 from drm_triton.cli.report import report
 from drm_triton.cli.similar import similar
 from drm_triton.cli.train import train
+from drm_triton.cli.tune import tune
 from drm_triton.errors import DrmError
 
 app = typer.Typer(
@@ -49,6 +50,7 @@ def _options(
 app.command()(prepare)
 app.command()(info)
 app.command()(train)
+app.command()(tune)
 app.command()(evaluate)
 app.command()(recommend)
 app.command()(similar)

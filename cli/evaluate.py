@@ -19,7 +19,7 @@ def evaluate(
         typer.Option(
             "--dataset",
             "-d",
-            help="Prepared data [where the run found it].",
+            help=r"Prepared data \[where the run found it].",
             show_default=False,
             autocompletion=complete.datasets,
         ),
@@ -60,7 +60,7 @@ def evaluate(
     cut_offs = _cut_offs(k)
     model = DRM.load(run)
     data = dataset_of(run, None if dataset is None else find_dataset(dataset))
-    if (data.n_users, data.n_items) != (model.interactions.n_users, model.interactions.n_items):
+    if not model.was_fit_on(data):
         raise InputError(f"{run} was trained on other data than {data.path}; give its own with --dataset")
     held_out = getattr(data, on)
     if on in model.config.fit_parts:

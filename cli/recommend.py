@@ -48,7 +48,7 @@ def recommend(
     ] = "error",
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="How to write [by the ending of --out, or table].", show_default=False),
+        typer.Option("--format", help=r"How to write \[by the ending of --out, or table].", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.", show_default=False)] = None,
 ) -> None:

@@ -21,7 +21,7 @@ def similar(
     k: Annotated[int, typer.Option("--k", "-k", help="How many for each.")] = 10,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="How to write [by the ending of --out, or table].", show_default=False),
+        typer.Option("--format", help=r"How to write \[by the ending of --out, or table].", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.", show_default=False)] = None,
 ) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli import complete
+from drm_triton.config import TrainConfig
 
 if TYPE_CHECKING:
-    from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
     from drm_triton.trainer import EpochEnd, State
 
@@ -23,7 +23,14 @@ MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Fi
 
 def option(help: str, panel: str, *names: str, complete: Callable[[str], list[str]] | None = None) -> Any:
     """Make an option that is left to the configuration file, or the default, when not given."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, autocompletion=complete)
+    shown = help.replace("[", r"\[")  # else taken for markup, and not shown
+    return typer.Option(*names, help=shown, rich_help_panel=panel, show_default=False, autocompletion=complete)
+
+
+def setting(field: str, help: str, panel: str, *names: str) -> Any:
+    """Make the option for a field of the configuration; its help tells the default."""
+    default = getattr(TrainConfig, field, None)
+    return option(help if default is None else f"{help} [{default}]", panel, *names)
 
 
 def train(
@@ -46,32 +53,42 @@ def train(
     ] = False,
     quiet: Annotated[bool, option("No progress.", PLACES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", PLACES, "--json")] = False,
-    score: Annotated[str | None, option("Score: dot or l2.", MODEL)] = None,
-    factors: Annotated[int | None, option("Factors d [paper: 16, 32, 64, 128].", MODEL)] = None,
-    init: Annotated[str | None, option("Initial factors: spectral or normal.", MODEL)] = None,
-    rho: Annotated[int | None, option("Positives in a list [paper: 1 to 5].", LISTS)] = None,
-    eta: Annotated[int | None, option("Negatives in a list [15 rho, at least 45].", LISTS)] = None,
-    user_sampling: Annotated[str | None, option("Users of lists: proportional or uniform.", LISTS)] = None,
-    objective: Annotated[str | None, option("hinge+drm, hinge, drm, mse or mse+drm.", LOSS)] = None,
-    k: Annotated[int | None, option("Cut-off K of the relaxed metric [rho].", LOSS, "--k")] = None,
-    tau: Annotated[float | None, option("Temperature [paper: .1 to 10].", LOSS)] = None,
-    lam: Annotated[float | None, option("Weight of the DRM part [paper: .1 to 5].", LOSS, "--lambda")] = None,
-    weight: Annotated[str | None, option("Rank weights: uniform, precision, recall, ndcg, ap.", LOSS)] = None,
-    margin: Annotated[float | None, option("Hinge margin.", LOSS)] = None,
-    cov: Annotated[float | None, option("Covariance regularisation, l2 only [paper: .1 to 10].", LOSS)] = None,
-    cov_every: Annotated[int | None, option("Steps between covariance gradients.", LOSS)] = None,
-    cov_form: Annotated[str | None, option("decorrelate, or printed as in the paper.", LOSS)] = None,
-    lr: Annotated[float | None, option("Learning rate [paper: 1e-4 to .1].", TRAINING)] = None,
-    schedule: Annotated[str | None, option("Of the learning rate: linear (to 0) or constant.", TRAINING)] = None,
-    batch_size: Annotated[int | None, option("Lists in a step; 1 is the paper's algorithm.", TRAINING)] = None,
-    epochs: Annotated[int | None, option("Passes over the interactions.", TRAINING)] = None,
-    seed: Annotated[int | None, option("Same seed, same model, to the bit.", TRAINING)] = None,
-    fit_on: Annotated[str | None, option("train, train+valid or all.", TRAINING)] = None,
-    backend: Annotated[str | None, option("auto, cpu, triton or reference.", TRAINING)] = None,
-    threads: Annotated[int | None, option("CPU threads [all cores].", TRAINING)] = None,
-    eval_every: Annotated[int | None, option("Epochs between validations; 0 never.", TRAINING)] = None,
-    patience: Annotated[int | None, option("Stop after so many validations without a better one.", TRAINING)] = None,
-    monitor: Annotated[str | None, option("Validation metric that `best` goes by.", TRAINING)] = None,
+    score: Annotated[str | None, setting("score", "Score: dot or l2.", MODEL)] = None,
+    factors: Annotated[int | None, setting("factors", "Factors d (paper: 16, 32, 64, 128).", MODEL)] = None,
+    init: Annotated[str | None, setting("init", "Initial factors: spectral or normal.", MODEL)] = None,
+    rho: Annotated[int | None, setting("rho", "Positives in a list (paper: 1 to 5).", LISTS)] = None,
+    eta: Annotated[int | None, setting("eta", "Negatives in a list [15 rho, at least 45].", LISTS)] = None,
+    user_sampling: Annotated[
+        str | None, setting("user_sampling", "Users of lists: proportional or uniform.", LISTS)
+    ] = None,
+    objective: Annotated[str | None, setting("objective", "hinge+drm, hinge, drm, mse or mse+drm.", LOSS)] = None,
+    k: Annotated[int | None, setting("k", "Cut-off K of the relaxed metric [rho].", LOSS, "--k")] = None,
+    tau: Annotated[float | None, setting("tau", "Temperature (paper: .1 to 10).", LOSS)] = None,
+    lam: Annotated[float | None, setting("lam", "Weight of the DRM part (paper: .1 to 5).", LOSS, "--lambda")] = None,
+    weight: Annotated[
+        str | None, setting("weight", "Rank weights: uniform, precision, recall, ndcg, ap.", LOSS)
+    ] = None,
+    margin: Annotated[float | None, setting("margin", "Hinge margin.", LOSS)] = None,
+    cov: Annotated[float | None, setting("cov", "Covariance regularisation, l2 only (paper: .1 to 10).", LOSS)] = None,
+    cov_every: Annotated[int | None, setting("cov_every", "Steps between covariance gradients.", LOSS)] = None,
+    cov_form: Annotated[str | None, setting("cov_form", "decorrelate, or printed as in the paper.", LOSS)] = None,
+    lr: Annotated[float | None, setting("lr", "Learning rate (paper: 1e-4 to .1).", TRAINING)] = None,
+    schedule: Annotated[
+        str | None, setting("schedule", "Of the learning rate: linear (to 0) or constant.", TRAINING)
+    ] = None,
+    batch_size: Annotated[
+        int | None, setting("batch_size", "Lists in a step; 1 is the paper's algorithm.", TRAINING)
+    ] = None,
+    epochs: Annotated[int | None, setting("epochs", "Passes over the interactions.", TRAINING)] = None,
+    seed: Annotated[int | None, setting("seed", "Same seed, same model, to the bit.", TRAINING)] = None,
+    fit_on: Annotated[str | None, setting("fit_on", "train, train+valid or all.", TRAINING)] = None,
+    backend: Annotated[str | None, setting("backend", "auto, cpu, triton or reference.", TRAINING)] = None,
+    threads: Annotated[int | None, setting("threads", "CPU threads [all cores].", TRAINING)] = None,
+    eval_every: Annotated[int | None, setting("eval_every", "Epochs between validations; 0 never.", TRAINING)] = None,
+    patience: Annotated[
+        int | None, setting("patience", "Stop after so many validations without a better one.", TRAINING)
+    ] = None,
+    monitor: Annotated[str | None, setting("monitor", "Validation metric that `best` goes by.", TRAINING)] = None,
 ) -> None:
     """Train a model on a prepared data set.
 

@@ -142,6 +142,17 @@ class DRM:
         assert self._interactions is not None
         return self._interactions
 
+    def was_fit_on(self, dataset: Dataset) -> bool:
+        """Whether a data set has the ids and the interactions that the model was fit on."""
+        mine, fit = self.interactions, interactions_to_fit(dataset, self.config)
+        return (
+            fit.shape == mine.train.shape
+            and np.array_equal(fit.indptr, mine.train.indptr)
+            and np.array_equal(fit.indices, mine.train.indices)
+            and dataset.user_ids.equals(mine.user_ids)
+            and dataset.item_ids.equals(mine.item_ids)
+        )
+
     def recommend(
         self,
         users: Ids | None = None,

@@ -72,7 +72,7 @@ class Run:
         self.records.append(end.record)
         lines = "".join(json.dumps(record) + "\n" for record in self.records)
         checkpoint.write_text(self.path / "metrics.jsonl", lines)
-        checkpoint.write_text(self.path / "metrics.csv", _csv(self.records))
+        checkpoint.write_text(self.path / "metrics.csv", csv_text(self.records))
         self.save(end.state, best=end.improved)
 
     def save(self, state: State, best: bool = False) -> None:
@@ -169,7 +169,8 @@ def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _csv(records: Sequence[dict[str, Any]]) -> str:
+def csv_text(records: Sequence[dict[str, Any]]) -> str:
+    """Records as a CSV table, with the columns of all of them."""
     columns = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -19,7 +19,6 @@ from drm_triton.evaluate import MIN_TRAIN, Evaluation, evaluate, factor_ranker, 
 from drm_triton.model import DRM
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.run import checkpoint_directory, read_metrics
-from drm_triton.trainer import interactions_to_fit
 
 CUT_OFFS = (10, 50)
 
@@ -220,7 +219,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 def _dataset(path: Path, model: DRM, environment: dict[str, Any], given: dict[str, Dataset]) -> Dataset:
     """The data set a model was fit on: one of those given, or where the run found it."""
     for dataset in given.values():
-        if _was_fit_on(model, dataset):
+        if model.was_fit_on(dataset):
             return dataset
     recorded = environment.get("data", {}).get("path")
     if recorded is None:
@@ -230,24 +229,12 @@ def _dataset(path: Path, model: DRM, environment: dict[str, Any], given: dict[st
         also = f", and {' or '.join(given)} is other data" if given else ""
         raise InputError(f"{path}: its data set is no longer at {recorded}{also}; say where it is with --dataset PATH")
     dataset = Dataset.load(recorded)
-    if not _was_fit_on(model, dataset):
+    if not model.was_fit_on(dataset):
         raise InputError(
             f"{path} was fit on other data than {recorded} holds now; prepare it again as it was, or say where the "
             "original is with --dataset PATH"
         )
     return dataset
-
-
-def _was_fit_on(model: DRM, dataset: Dataset) -> bool:
-    """Whether the data set has the ids and the interactions that the model was fit on."""
-    mine, fit = model.interactions, interactions_to_fit(dataset, model.config)
-    return (
-        fit.shape == mine.train.shape
-        and np.array_equal(fit.indptr, mine.train.indptr)
-        and np.array_equal(fit.indices, mine.train.indices)
-        and dataset.user_ids.equals(mine.user_ids)
-        and dataset.item_ids.equals(mine.item_ids)
-    )
 
 
 def _held_out_part(dataset: Dataset, asked: str | None) -> str | None:

@@ -21,6 +21,7 @@ BAD_INPUT = {
     "prepare": ["prepare", "nonsense"],
     "info": ["info", "nowhere"],
     "train": ["train", "--dataset", "nowhere"],
+    "tune": ["tune", "--dataset", "nowhere"],
     "evaluate": ["evaluate", "nowhere"],
     "recommend": ["recommend", "nowhere", "--all"],
     "similar": ["similar", "nowhere", "--item", "x"],

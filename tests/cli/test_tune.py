@@ -1,0 +1,183 @@
+"""`tune` from the command line: what it prints, how it ends, and that a kill loses no more than a trial."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from drm_triton import Dataset
+from drm_triton.data.synthetic import Shape, generate
+from drm_triton.tune import SPACE, tune
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    users, items = generate(Shape(users=150, items=100, interactions=3000), 0)
+    path = tmp_path_factory.mktemp("data") / "songs"
+    Dataset.from_frame(pl.DataFrame({"user": users, "item": items})).save(path)
+    return path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, run in this process."""
+    from drm_triton.cli import main
+
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["drm-triton", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, *capsys.readouterr()
+
+
+def trials(study: Path) -> list[dict[str, Any]]:
+    """Recorded trials without what differs from run to run."""
+    file = study / "trials.jsonl"
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in found]
+
+
+def test_progress_on_stderr_and_a_table_whose_command_works(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study"
+    options = ["--trials", 3, "--factors", 4, "--epochs", 2, "--seed", 1, "--metric", "recall@50"]
+    code, out, errors = call(capsys, "tune", "-d", stored, "--study", study, *options)
+    assert code == 0, errors
+    assert "trained on train, to maximise valid/recall@50" in errors
+    assert "  lambda: 3.0, 10.0, 30.0, 100.0\n" in errors
+    progress = [line.split(":")[0] for line in errors.splitlines() if line.startswith("trial ")]
+    assert progress == ["trial 0 (1/3)", "trial 1 (2/3)", "trial 2 (3/3)"]
+    table = [line.split() for line in out.splitlines()]
+    assert table[0] == ["trial", "valid/recall@50", "epoch", "seconds", *sorted(SPACE.keys() - {"factors", "epochs"})]
+    values = [float(row[1]) for row in table[1:4]]
+    assert values == sorted(values, reverse=True)
+    assert {row[0] for row in table[1:4]} == {"0", "1", "2"}
+
+    command = shlex.split(out.splitlines()[-1])
+    assert command[:2] == ["drm-triton", "train"]
+    code, out, errors = call(capsys, *command[1:], "--run", tmp_path / "run")
+    assert code == 0, errors
+    assert 'fit_on = "train+valid"' in (tmp_path / "run" / "config.toml").read_text()
+
+    code, out, errors = call(capsys, "tune", "-d", stored, "--study", study, *options, "--json")
+    assert (code, errors) == (0, "")
+    result = json.loads(out)
+    assert (result["trials"], result["failed"], result["finished"], result["interrupted"]) == (3, 0, True, False)
+    assert result["best"]["valid/recall@50"] == max(record["valid/recall@50"] for record in trials(study))
+
+
+def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "[studies/<dataset>]" in call(capsys, "tune", "--help")[1]
+    assert "[all cores]" in call(capsys, "train", "--help")[1]
+
+
+def test_files_fix_options_and_give_the_space(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.toml").write_text('factors = 4\nepochs = 1\nlambda = 2\ninit = "normal"\n')
+    Path("space.toml").write_text("rho = [1, 2]\nlam = [3, 4]\n")
+    files = ["--config", "base.toml", "--space", "space.toml"]
+    code, _, errors = call(capsys, "tune", "-d", stored, *files, "--epochs", 2, "--quiet")
+    assert (code, errors) == (0, "")
+    study = tmp_path / "studies" / "songs"
+    assert [record["rho"] for record in trials(study)] == [1, 2]  # all that there is, of the twenty asked for
+    assert (study / "space.toml").read_text() == "rho = [1, 2]\n"
+    assert {"epochs = 2", "lambda = 2.0", "factors = 4"} <= set((study / "best.toml").read_text().splitlines())
+
+
+def test_when_every_trial_fails(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, errors = call(
+        capsys, "tune", "-d", stored, "--study", tmp_path, "--trials", 1, "--factors", 4, "--tau", 1e-44, "-q"
+    )
+    assert (code, out) == (1, "")
+    assert errors.startswith("error: every trial failed, the first because the loss became nan")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--dataset is missing"),
+        (["-d", "nowhere"], "no data set at nowhere"),
+        (["-d", "{data}", "--metric", "auc"], "must be a metric such as ndcg@10"),
+        (["-d", "{data}", "--tau", "0"], "tau must be positive and finite, got 0"),
+        (["-d", "{data}", "--study", "{data}"], "exists and is not a study"),
+        (["-d", "{data}", "--space", "missing.toml"], "missing.toml: no such configuration file"),
+        (["-d", "{data}", "--space", "bad.toml"], "bad.toml: unknown configuration key 'facters'; did you mean"),
+        (["-d", "{data}", "--config", "bad.toml"], "bad.toml: unknown configuration key 'facters'; did you mean"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    stored: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.toml").write_text("facters = [4]\n")
+    code, out, errors = call(capsys, "tune", *(argument.format(data=stored) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert not Path("studies").exists()
+
+
+def test_another_study_and_no_trials_exit_with_2(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--trials", 1, "--factors", 4, "--epochs", 1, "-q"]
+    assert call(capsys, "tune", "-d", stored, "--study", tmp_path, *options)[0] == 0
+    code, _, errors = call(capsys, "tune", "-d", stored, "--study", tmp_path, *options, "--seed", 1)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "holds a study with seed 0, and now it is 1" in errors
+    assert call(capsys, "tune", "-d", stored, "--trials", 0)[0] == 2
+
+
+def started(stored: Path, study: Path, count: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "drm_triton", "tune", "-d", stored, "--study", study, "--trials", count]
+    command += ["--factors", 4, "--epochs", 3]
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    before = len(trials(study))
+    while process.poll() is None and len(trials(study)) == before:
+        time.sleep(0.005)
+    return process
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_killed_interrupted_and_resumed_equals_uninterrupted(stored: Path, tmp_path: Path) -> None:
+    whole, study = tmp_path / "whole", tmp_path / "study"
+    process = started(stored, study, 10_000)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = len(trials(study))
+    assert kept >= 1
+
+    process = started(stored, study, 10_000)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    count = len(trials(study))
+    assert count > kept
+    assert f"{count} of 10000 trials are done; to go on, the same again: drm-triton tune -d {stored}" in errors
+    assert "best.toml" in out
+
+    data = Dataset.load(stored)
+    tune(data, whole, count + 2, factors=4, epochs=3)
+    tune(data, study, count + 2, factors=4, epochs=3)
+    assert trials(study) == trials(whole)
+    assert (study / "best.toml").read_bytes() == (whole / "best.toml").read_bytes()
