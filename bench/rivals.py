@@ -116,23 +116,47 @@ def blocked_topk(
     return run
 
 
-def implicit_recommend(queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, Tensor]) -> Callable[[], None] | None:
-    """The recommend of implicit on these factors, BLAS threads off as it advises; None if it is not installed."""
+def implicit_model(queries: Tensor, V: Tensor) -> Any:
+    """A model of implicit with these factors, BLAS threads off as it advises; None if it is not installed."""
     try:
         from implicit.als import AlternatingLeastSquares
         from threadpoolctl import threadpool_limits
     except ImportError:
         return None
-    from scipy.sparse import csr_matrix
-
     with threadpool_limits(1, "blas"):
         model = AlternatingLeastSquares(factors=queries.shape[1])
     model.user_factors, model.item_factors = queries.numpy(), V.numpy()
+    return model
+
+
+def implicit_recommend(queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, Tensor]) -> Callable[[], None] | None:
+    """The recommend of implicit on these factors; None if it is not installed."""
+    model = implicit_model(queries, V)
+    if model is None:
+        return None
+    from scipy.sparse import csr_matrix
+    from threadpoolctl import threadpool_limits
+
     data = np.ones(len(seen[1]), np.float32)
     seen_items = csr_matrix((data, seen[1].numpy(), seen[0].numpy()), shape=(len(queries), len(V)))
 
     def run() -> None:
         with threadpool_limits(1, "blas"):
             model.recommend(np.arange(len(queries)), seen_items, N=k)
+
+    return run
+
+
+def implicit_evaluate(queries: Tensor, V: Tensor, k: int, train: Any, test: Any) -> Callable[[], None] | None:
+    """The evaluation of implicit on these factors, for scipy matrices; None if it is not installed."""
+    model = implicit_model(queries, V)
+    if model is None:
+        return None
+    from implicit.evaluation import ranking_metrics_at_k
+    from threadpoolctl import threadpool_limits
+
+    def run() -> None:
+        with threadpool_limits(1, "blas"):
+            ranking_metrics_at_k(model, train, test, K=k, show_progress=False, num_threads=torch.get_num_threads())
 
     return run

@@ -12,7 +12,8 @@ as many draws as ours has negatives per positive (max_sampled = eta / rho), and 
 the trained model, so that both speeds are told: positives per second, and sampled negatives per second. The limit
 printed last is what the two gathers alone would allow, measured with the same rows and prefetching.
 
-Evaluation: the 50 best unseen items of all users, against implicit's recommend.
+Evaluation: the 50 best unseen items of all users and the metrics of them, against implicit's ranking_metrics_at_k
+(`bench.kernels` races the ranking alone).
 """
 
 import argparse
@@ -33,7 +34,7 @@ from drm_triton.bench import rivals
 from drm_triton.bench.record import RESULTS, Row, environment, race, save
 from drm_triton.data.dataset import CSR
 from drm_triton.data.synthetic import Shape, generate
-from drm_triton.evaluate import csr_tensors
+from drm_triton.evaluate import csr_tensors, evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.gradients import score_items
@@ -162,18 +163,21 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     ]
 
 
-def ranking(train: CSR, factors: int) -> list[Row]:
-    """Users per second whose 50 best unseen items are found."""
-    ops, device = get_backend("cpu"), torch.device("cpu")
-    state = initial_state(TrainConfig(factors=factors, init="normal"), train, device)
-    seen = csr_tensors(train, device)
-    runners: dict[str, Callable[[], object]] = {"ours": lambda: ops.top_k(state.U, state.V, 50, "dot", seen)}
-    other = rivals.implicit_recommend(state.U, state.V, 50, seen)
+def evaluation(data: Dataset, factors: int) -> list[Row]:
+    """Users per second whose 50 best unseen items are found and measured."""
+    state = initial_state(TrainConfig(factors=factors, init="normal"), data.train, torch.device("cpu"))
+    ranker = factor_ranker(get_backend("cpu"), state.U, state.V, "dot")
+    train, test = (x.to_scipy().copy() for x in (data.train, data.test))  # memory-mapped arrays are read-only
+    runners: dict[str, Callable[[], object]] = {
+        "ours": lambda: evaluate(ranker, data.train, data.test, (50,), min_train=0)
+    }
+    other = rivals.implicit_evaluate(state.U, state.V, 50, train, test)
     if other is not None:
-        runners["implicit, recommend"] = other
+        runners["implicit, ranking_metrics_at_k"] = other
     times = race(runners, seconds=15)
+    users = int((data.test.degrees() > 0).sum())
     return [
-        {"ranker": name, "users_per_second": train.shape[0] / seconds, "ours_times": seconds / times["ours"]}
+        {"evaluation": name, "users_per_second": users / seconds, "ours_times": seconds / times["ours"]}
         for name, seconds in times.items()
     ]
 
@@ -187,7 +191,8 @@ def main() -> None:
     parser.add_argument("--buffalo", help="interpreter that has buffalo")
     args = parser.parse_args()
     users, items = generate(Shape(args.users, args.items, args.interactions), 0)
-    train = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), ratios=(1, 0, 0)).train
+    data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), ratios=(80, 0, 20))
+    train = data.train
     rows: list[Row] = []
     for title, (rho, eta) in SETTINGS.items():
         print(f"lists of {title}, batches of {BATCH}, d = {args.factors}")
@@ -198,9 +203,9 @@ def main() -> None:
             if row["negatives_per_second"]:
                 told += f"; {row['negatives_per_positive']:.1f} negatives each: {row['negatives_per_second']:,.0f}/s"
             print("  " + told, flush=True)
-    for row in ranking(train, args.factors):
+    for row in evaluation(data, args.factors):
         rows.append(row)
-        print(f"  {row['ranker']:<30}{row['users_per_second']:>12,.0f} users/s, ours {row['ours_times']:.2f} times")
+        print(f"  {row['evaluation']:<30}{row['users_per_second']:>12,.0f} users/s, ours {row['ours_times']:.2f} times")
     header = {**environment(), "command": "python -m bench.throughput", "shape": [*train.shape, train.nnz]}
     save("throughput", {**header, "factors": args.factors, "batch": BATCH}, rows)
     print(f"written to {RESULTS}/throughput.json and .csv")

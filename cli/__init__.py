@@ -17,6 +17,7 @@ from drm_triton.cli.info import info
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
 from drm_triton.cli.report import report
+from drm_triton.cli.serve import serve
 from drm_triton.cli.similar import similar
 from drm_triton.cli.train import train
 from drm_triton.cli.tune import tune
@@ -57,6 +58,7 @@ app.command()(similar)
 app.command()(report)
 app.command()(export)
 app.command()(doctor)
+app.command()(serve)
 app.add_typer(bench, name="bench")
 
 

@@ -9,6 +9,7 @@ items, nor on the number of threads. So each person's lists are drawn as if ther
 arithmetic is shared, in which the kernels treat every list and every row by itself.
 """
 
+import zlib
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -28,7 +29,7 @@ from drm_triton.trainer import objective_of
 STEPS = 8
 LR = 0.2  # of the first step; it falls to 0 as in training
 MAX_LISTS = 128  # of a person in one step: a sample of a long history points the same way
-TOGETHER = 128  # persons fitted at once: bounds the memory for their lists
+TOGETHER = 512  # persons fitted at once: bounds the memory for their lists
 
 
 def fold_in(V: Tensor, histories: CSR, config: TrainConfig, ops: ModuleType) -> Tensor:
@@ -61,32 +62,28 @@ def mean_direction(V: Tensor, histories: CSR) -> Tensor:
 
 def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainConfig, ops: ModuleType) -> None:
     """Fit the vectors U [B, d] to the items of each person, in place."""
-    drawn = [_lists(row, len(V), config, ops, V.device) for row in rows]
-    items = torch.cat(drawn, dim=1)
-    if items.shape[1] == 0:
+    plans = {person: _plan(row, V, config) for person, row in enumerate(rows) if 0 < len(row) < len(V)}
+    if not plans:  # nothing to prefer, or nothing to prefer it to
         return
-    counts = torch.tensor([lists.shape[1] for lists in drawn], device=V.device)
-    users = torch.arange(len(U), dtype=torch.int32, device=V.device).repeat_interleave(counts)
+    lists = [min(plan.n_lists, MAX_LISTS) for plan in plans.values()]
+    counts = torch.tensor(lists, device=V.device)
+    users = torch.tensor(list(plans), dtype=torch.int32, device=V.device).repeat_interleave(counts)
     mean = (1 / counts).repeat_interleave(counts)
     batch = torch.arange(len(users), dtype=torch.int32, device=V.device)
     # As after a spectral start: the direction is trusted, and the first step is in proportion to the gradient.
     state = torch.ones_like(U)
     objective = objective_of(config)
     for step in range(STEPS):
-        gradient = ops.list_gradients(U, V, users, items[step], objective).user_grad
+        drawn = [ops.sample_lists(plan, step, 0, n)[1] for plan, n in zip(plans.values(), lists, strict=True)]
+        gradient = ops.list_gradients(U, V, users, torch.cat(drawn), objective).user_grad
         ops.update_rows(U, state, users, mean, gradient, batch, LR * (1 - step / STEPS), "dot")
 
 
-def _lists(row: NDArray[np.int32], n_items: int, config: TrainConfig, ops: ModuleType, device: torch.device) -> Tensor:
-    """Items of a person's lists, int32 [STEPS, lists, n]: an epoch of them for each step, or a sample of one.
+def _plan(row: NDArray[np.int32], V: Tensor, config: TrainConfig) -> ListPlan:
+    """Lists of a person who is the only user, under a seed that the items decide.
 
-    The plan has the person once for each step, so that one call draws them all.
+    With one seed for everybody, all would meet the same few negatives, and the luck of that draw would not average out.
     """
-    h, n = len(row), config.rho + config.eta_in_force
-    if not 0 < h < n_items:  # nothing to prefer, or nothing to prefer it to
-        return torch.empty(STEPS, 0, n, dtype=torch.int32, device=device)
-    indptr = torch.arange(0, STEPS * h + 1, h, device=device)
-    indices = torch.from_numpy(np.tile(row, STEPS)).to(device)
-    plan = ListPlan(indptr, indices, n_items, config.rho, config.eta_in_force, config.seed)
-    copies, items = ops.sample_lists(plan, 0, 0, plan.n_lists)
-    return items[copies.argsort(stable=True)].view(STEPS, -1, n)[:, :MAX_LISTS]
+    seed = config.seed ^ zlib.crc32(row.astype("<i4").tobytes())
+    indptr = torch.tensor([0, len(row)], device=V.device)
+    return ListPlan(indptr, torch.tensor(row, device=V.device), len(V), config.rho, config.eta_in_force, seed)

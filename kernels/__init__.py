@@ -20,6 +20,7 @@ OPERATIONS = (
     "sample_lists",
     "list_gradients",
     "update_rows",
+    "pack_items",
     "top_k",
     "soft_topk_forward",
     "soft_topk_backward",

@@ -5,6 +5,7 @@ Every backend (`reference`, `cpu`, `gpu`) offers the same functions on torch ten
     sample_lists(plan, epoch, start, stop)                          -> users [B], items [B, n]
     list_gradients(U, V, users, items, objective)                   -> ListGradients
     update_rows(table, state, rows, coef, X, source, lr, score)     in place
+    pack_items(V, score)                                            -> what top_k takes in place of V, for many calls
     top_k(queries, V, k, score, seen)                               -> items [m, k], scores [m, k]
     soft_topk_forward / soft_topk_backward / drm_lists              behind drm_triton.drm_loss
 """

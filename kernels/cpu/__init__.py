@@ -3,12 +3,13 @@
 from drm_triton.kernels.cpu.gradients import list_gradients
 from drm_triton.kernels.cpu.sampling import sample_lists
 from drm_triton.kernels.cpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
-from drm_triton.kernels.cpu.topk import top_k
+from drm_triton.kernels.cpu.topk import pack_items, top_k
 from drm_triton.kernels.cpu.update import update_rows
 
 __all__ = [
     "drm_lists",
     "list_gradients",
+    "pack_items",
     "sample_lists",
     "soft_topk_backward",
     "soft_topk_forward",

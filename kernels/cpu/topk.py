@@ -9,6 +9,7 @@ each query at work.
 """
 
 import math
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -23,7 +24,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, view
 from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.interface import INT32, INT64, Score, check_top_k
+from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k
 
 
 def _has_avx512() -> bool:
@@ -225,26 +226,48 @@ def rank_blocks(start, stop, queries, depth, panels, N, indptr, indices, items, 
                 sift_down(heap, place)
 
 
-def _pack(V: Tensor, score: Score) -> NDArray[np.float32]:
-    """Items as panels [*, depth, WIDTH], flat; the last one filled up with zeros."""
+@dataclass(frozen=True)
+class PackedItems:
+    """Items in the order in which the sweep reads them."""
+
+    V: Tensor  # [N, d], what was packed
+    score: Score
+    panels: NDArray[np.float32]  # [*, depth, WIDTH], flat; the last panel filled up with zeros
+
+
+def pack_items(V: Tensor, score: Score) -> PackedItems:
+    """Items that `top_k` takes in place of V, made once for many calls. Later changes of V do not reach them."""
+    return _pack("pack_items", V, score)
+
+
+def _pack(function: str, V: Tensor, score: Score) -> PackedItems:
+    check_choice(function, "score", score, Score)
+    view(function, "V", V, (None, None), FLOAT32)
+    _check_finite(function, "V", V)
     N, d = V.shape
     depth = d + (score == "l2")
     panels = torch.zeros(-(-N // WIDTH) * WIDTH, depth)
-    panels[:N, :d] = V
+    panels[:N, :d] = V.detach()
     if score == "l2":
         panels[:N, :d] *= 2
-        panels[:N, d] = -V.square().sum(1)
-    return panels.view(-1, WIDTH, depth).transpose(1, 2).contiguous().view(-1).numpy()
+        panels[:N, d] = -V.detach().square().sum(1)
+    return PackedItems(V, score, panels.view(-1, WIDTH, depth).transpose(1, 2).contiguous().view(-1).numpy())
+
+
+def _check_finite(function: str, label: str, factors: Tensor) -> None:
+    # A sum is finite only if every term is: one pass, and no tensor of flags.
+    if not math.isfinite(factors.sum().item()) and not factors.isfinite().all():
+        raise InputError(f"{function}: {label} holds values that are not finite (NaN or infinity)")
 
 
 def top_k(
-    queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
+    queries: Tensor, V: Tensor | PackedItems, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k best items of each query row, best first, ties to the lower item index.
 
     Parameters
     ----------
-    queries : float32 [m, d]; V : float32 [N, d], finite
+    queries : float32 [m, d]; V : float32 [N, d], finite, or what `pack_items` made of it
     seen : (indptr int64 [m + 1], indices int32 ascending within a row): items of each query row that are left out;
         row i of the mask is indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr serves as it is.
 
@@ -253,14 +276,13 @@ def top_k(
     items : int32 [m, k], scores : [m, k]; where fewer than k items remain, item -1 with score -inf.
     """
     name = "top_k"
-    check_top_k(queries, V, k, score, seen)
+    check_top_k(queries, V.V if isinstance(V, PackedItems) else V, k, score, seen)
     view(name, "queries", queries, (None, None), FLOAT32)
-    view(name, "V", V, (None, queries.shape[1]), FLOAT32)
-    for label, factors in (("queries", queries), ("V", V)):
-        # A sum is finite only if every term is: one pass, and no tensor of flags.
-        if not math.isfinite(factors.sum().item()) and not factors.isfinite().all():
-            raise InputError(f"{name}: {label} holds values that are not finite (NaN or infinity)")
-    (m, d), N = queries.shape, len(V)
+    _check_finite(name, "queries", queries)
+    packed = V if isinstance(V, PackedItems) else _pack(name, V, score)
+    if packed.score != score:
+        raise InputError(f"{name}: the items were packed for the score {packed.score}, got {score}")
+    (m, d), N = queries.shape, len(packed.V)
     if seen is None:
         indptr, indices = np.zeros(m + 1, np.int64), np.zeros(0, np.int32)
     else:
@@ -278,13 +300,13 @@ def top_k(
         if not np.isin(falls, indptr - indptr[0]).all():
             raise InputError(f"{name}: the indices of seen must ascend within each row")
     items, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
-    panels, depth = _pack(V.detach(), score), d + (score == "l2")
+    depth = d + (score == "l2")
     blocks = -(-m // BLOCK)
     rows = torch.ones(blocks * BLOCK, depth)  # the further dimension of l2 is 1
     rows[:m, :d] = queries.detach()
     threads.split(
         rank_blocks, blocks, 1,
-        rows.view(-1).numpy(), depth, panels, N, indptr, indices, items.numpy(), scores.numpy(),
+        rows.view(-1).numpy(), depth, packed.panels, N, indptr, indices, items.numpy(), scores.numpy(),
     )  # fmt: skip
     if score == "l2":
         scores -= queries.detach().square().sum(1, keepdim=True)

@@ -3,12 +3,13 @@
 from drm_triton.kernels.gpu.gradients import list_gradients
 from drm_triton.kernels.gpu.sampling import sample_lists
 from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
-from drm_triton.kernels.gpu.topk import top_k
+from drm_triton.kernels.gpu.topk import pack_items, top_k
 from drm_triton.kernels.gpu.update import update_rows
 
 __all__ = [
     "drm_lists",
     "list_gradients",
+    "pack_items",
     "sample_lists",
     "soft_topk_backward",
     "soft_topk_forward",

@@ -166,6 +166,11 @@ def _candidates_kernel(
         tl.store(buffer_row[:, None] + offs, tl.full((BLOCK_M, BLOCK_N), -1, tl.int64), mask=empty)
 
 
+def pack_items(V: Tensor, score: Score) -> Tensor:
+    """Items for many calls of `top_k`, which reads V as it lies: V itself."""
+    return V
+
+
 def top_k(
     queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,30 @@ def test_top_k_is_that_of_the_reference(m, N, d, k, score):
         assert torch.equal(scores, want_scores)
 
 
+@pytest.mark.parametrize("score", ["dot", "l2"])
+def test_packed_items_serve_any_number_of_calls(score):
+    queries, V, seen = case(7, 70, 1000, 16)
+    packed = cpu.pack_items(V, score)
+    want = cpu.top_k(queries, V, 9, score, seen)
+    V.zero_()  # what is packed stays
+    for _ in range(2):
+        assert all(torch.equal(x, y) for x, y in zip(cpu.top_k(queries, packed, 9, score, seen), want, strict=True))
+    alone = [cpu.top_k(queries[i : i + 1], packed, 9, score, (seen[0][i : i + 2], seen[1])) for i in range(70)]
+    assert all(torch.equal(torch.cat(x), y) for x, y in zip(zip(*alone, strict=True), want, strict=True))
+
+
+def test_packed_items_are_checked():
+    queries, V, _ = case(8, 3, 10, 4)
+    with pytest.raises(InputError, match="pack_items: V holds values that are not finite"):
+        cpu.pack_items(V / 0, "dot")
+    with pytest.raises(InputError, match="pack_items: score must be one of dot, l2"):
+        cpu.pack_items(V, "cosine")
+    with pytest.raises(InputError, match="top_k: the items were packed for the score dot, got l2"):
+        cpu.top_k(queries, cpu.pack_items(V, "dot"), 2, "l2")
+    with pytest.raises(InputError, match=r"top_k: V must have shape \[any, 4\], got \[10, 2\]"):
+        cpu.top_k(queries, cpu.pack_items(V[:, :2], "dot"), 2, "dot")
+
+
 def test_everything_seen():
     queries, V, _ = case(1, 3, 10, 4)
     indptr, indices = torch.tensor([0, 10, 19, 19]), torch.cat([torch.arange(10), torch.arange(1, 10)]).int()

@@ -1,0 +1,113 @@
+"""`drm-triton serve`: recommendations over HTTP."""
+
+import errno
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from drm_triton.cli.complete import RunArgument
+
+if TYPE_CHECKING:
+    from drm_triton.errors import DrmError
+
+GRACE = 5  # seconds that requests under way have to finish when the service is told to end
+
+
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8000,
+    max_k: Annotated[int, typer.Option(min=1, help="Longest list that may be asked for.")] = 100,
+    max_liked: Annotated[int, typer.Option(min=1, help="Most liked items in one request.")] = 1000,
+) -> None:
+    """Answer requests for recommendations over HTTP, in JSON (needs the extra: serve).
+
+    GET /recommendations?user=ID&k=10 for a user of the training data, POST /recommendations for someone else, by the
+    items the person likes, GET /similar?item=ID, GET /health; /openapi.json describes them. There is no authentication.
+
+    Examples:
+
+      drm-triton serve runs/melon
+
+      drm-triton serve runs/melon --port 0 --max-k 500
+
+      curl 'http://127.0.0.1:8000/recommendations?user=12&k=5'
+
+      curl http://127.0.0.1:8000/recommendations --json '{"liked": [17, 42]}'
+    """
+    from drm_triton.errors import InputError
+
+    try:
+        import uvicorn
+
+        from drm_triton.serve import create_app
+    except ImportError as error:
+        if (error.name or "").startswith("drm_triton"):
+            raise
+        raise InputError(f"serve needs {error.name}: pip install 'drm-triton[serve]'") from None
+    from drm_triton.model import DRM
+
+    model = DRM.load(run)
+    with _bound(host, port) as listener:  # before the long part, so that a port in use is told at once
+        app = create_app(model, run.resolve().name, max_k, max_liked)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
+        )
+        try:
+            listener.listen(server.config.backlog)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from None
+        _announce(model.interactions.user_ids.head(1).to_list(), run, listener)
+        try:
+            server.run(sockets=[listener])
+        except (KeyboardInterrupt, SystemExit):  # uvicorn repeats the signal when it has ended in good order
+            if not server.should_exit:
+                raise
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Take the port, without listening yet."""
+    from drm_triton.errors import InputError
+
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise InputError(f"--host {host!r} is no address of this machine: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if sys.platform != "win32":  # where it would let two programs share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(host, port, error) from None
+    return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> "DrmError":
+    from drm_triton.errors import DrmError, InputError
+
+    if error.errno == errno.EADDRINUSE:
+        return DrmError(f"port {port} of {host} is in use; end what uses it, or choose another with --port (0: any)")
+    return InputError(f"cannot listen on {host}, port {port}: {error.strerror}; choose others with --host and --port")
+
+
+def _announce(example: list[object], run: Path, listener: socket.socket) -> None:
+    """Tell where the service is, how to ask it, and who else can."""
+    host, port = listener.getsockname()[:2]
+    if not ipaddress.ip_address(host.split("%")[0]).is_loopback:
+        print(
+            f"warning: listening on {host}, so whoever can reach this machine can ask: there is no authentication; "
+            "put a proxy in front that has it",
+            file=sys.stderr,
+        )
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(f"serving {run} at {url} (Ctrl-C ends it)")
+    if example:
+        print(f"try: curl '{url}/recommendations?user={quote(str(example[0]), safe='')}&k=10'")
+    sys.stdout.flush()

@@ -1,0 +1,186 @@
+"""`serve` as a process behind a real socket: how it starts, answers, refuses and ends."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+import pytest
+
+from drm_triton import DRM, Dataset
+from drm_triton.cli.serve import _announce
+from drm_triton.data.synthetic import Shape, generate
+from drm_triton.serve import MAX_BODY
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    users, items = generate(Shape(users=80, items=60, interactions=1500), 1)
+    frame = pl.DataFrame({"user": [f"größe/{u} %2F&k=1" for u in users], "item": items})
+    path = tmp_path_factory.mktemp("models") / "songs"
+    DRM(factors=8, epochs=2).fit(Dataset.from_frame(frame, ratios=(1, 0, 0))).save(path)
+    return path
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "drm_triton", "serve", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
+    """The port, and what the service printed when it was ready."""
+    assert service.stdout is not None
+    lines = [service.stdout.readline(), service.stdout.readline()]
+    assert lines[1], service.communicate()[1]
+    return int(lines[0].split("http://127.0.0.1:")[1].split()[0]), lines
+
+
+@pytest.fixture(scope="module")
+def port(saved: Path) -> Iterator[int]:
+    service = start(saved, "--port", 0, "--max-k", 30)
+    try:
+        yield first_lines(service)[0]
+    finally:
+        service.terminate()
+        assert service.communicate(timeout=60)[1] == ""  # nothing that was asked of it made it complain
+    assert service.returncode == 0
+
+
+def ask(port: int, method: str, target: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    sent = None if body is None else json.dumps(body)
+    connection.request(method, target, sent, {"Content-Type": "application/json"} if sent else {})
+    answer = connection.getresponse()
+    result = answer.status, json.loads(answer.read())
+    connection.close()
+    return result
+
+
+def test_answers_of_fifty_connections_are_those_of_recommend(saved: Path, port: int) -> None:
+    model = DRM.load(saved)
+    users = model.interactions.user_ids.to_list()[:50]
+    targets = [f"/recommendations?user={quote(user, safe='')}&k={1 + n % 30}" for n, user in enumerate(users)]
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda target: ask(port, "GET", target), targets))
+    for n, (user, (status, answer)) in enumerate(zip(users, answers, strict=True)):
+        assert (status, answer["user"]) == (200, user)
+        got = [(row["item"], row["score"]) for row in answer["items"]]
+        assert got == model.recommend([user], k=1 + n % 30).select("item", "score").rows()
+
+
+def test_each_thing_can_be_asked(saved: Path, port: int) -> None:
+    model = DRM.load(saved)
+    status, health = ask(port, "GET", "/health")
+    assert (status, health["model"], health["users"]) == (200, "songs", 80)
+    status, answer = ask(port, "POST", "/recommendations", {"liked": [1, "2"], "k": 4, "exclude": [3]})
+    want = model.recommend_from([[1, 2]], k=4, without=[3])
+    assert (status, [row["item"] for row in answer["items"]]) == (200, want["item"].to_list())
+    status, answer = ask(port, "GET", "/similar?item=5&k=3")
+    assert [row["item"] for row in answer["items"]] == model.similar_items([5], k=3)["similar"].to_list()
+    assert ask(port, "GET", "/recommendations?user=x&k=31")[0] == 422
+    assert ask(port, "GET", "/recommendations?user=x")[0] == 404
+    assert ask(port, "DELETE", "/health")[0] == 405
+
+
+def received(connection: socket.socket) -> bytes:
+    answer = b""
+    while not answer.endswith(b"}"):
+        part = connection.recv(65536)
+        assert part, answer
+        answer += part
+    return answer
+
+
+def test_a_body_too_large_is_refused_before_it_is_read(port: int) -> None:
+    head = "POST /recommendations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(f"{head}Content-Length: {MAX_BODY + 1}\r\n\r\n".encode())
+        answer = received(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b'"error":"too large"' in answer
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        for _ in range(MAX_BODY // 65536):
+            connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        connection.sendall(b"1\r\n \r\n")  # one byte more than the limit, and no end
+        answer = received(connection)
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_good_order(saved: Path, number: int) -> None:
+    service = start(saved, "--port", 0)
+    port, lines = first_lines(service)
+    assert lines[0].startswith(f"serving {saved} at ")
+    target = lines[1].split(f"try: curl 'http://127.0.0.1:{port}")[1].rstrip("'\n")
+    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=60)  # kept open: it must not hold the service up
+    idle.request("GET", target)
+    answer = idle.getresponse()
+    assert (answer.status, len(json.loads(answer.read())["items"])) == (200, 10)
+    os.kill(service.pid, number)
+    assert service.communicate(timeout=60) == ("", "")
+    assert service.returncode == 0
+    idle.close()
+
+
+def refused(*arguments: object) -> tuple[int, str]:
+    service = start(*arguments)
+    out, err = service.communicate(timeout=120)
+    assert out == ""
+    assert "Traceback" not in err
+    return service.returncode, err
+
+
+def test_a_port_in_use(saved: Path, port: int) -> None:
+    code, error = refused(saved, "--port", port)
+    assert (code, error.split(";")[0]) == (1, f"error: port {port} of 127.0.0.1 is in use")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--host", "203.0.113.7", "--port", 0), "error: cannot listen on 203.0.113.7, port 0: "),
+        (("--host", "no such host"), "error: --host 'no such host' is no address of this machine"),
+        (("--port", 70000), "65535"),
+        (("--max-k", 0), "--max-k"),
+    ],
+)
+def test_bad_options(saved: Path, arguments: tuple[object, ...], says: str) -> None:
+    code, error = refused(saved, *arguments)
+    assert code == 2
+    assert says in error
+
+
+def test_without_the_extra(saved: Path) -> None:
+    code = (
+        "import sys; sys.modules['fastapi'] = None; sys.argv = ['drm-triton', 'serve', sys.argv[1]]\n"
+        "from drm_triton.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(saved)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: serve needs fastapi: pip install 'drm-triton[serve]'\n")
+
+
+def test_beyond_loopback_there_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    for host, warned in (("127.0.0.1", False), ("0.0.0.0", True)):
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            _announce(["a b/ü"], Path("runs/songs"), listener)
+            url = f"http://{host}:{listener.getsockname()[1]}"
+        out, err = capsys.readouterr()
+        assert out.splitlines() == [
+            f"serving runs/songs at {url} (Ctrl-C ends it)",
+            f"try: curl '{url}/recommendations?user=a%20b%2F%C3%BC&k=10'",
+        ]
+        assert err.startswith("warning: listening on 0.0.0.0") if warned else err == ""
