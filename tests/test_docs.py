@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -22,7 +23,7 @@ import polars as pl
 import pytest
 import typer
 
-from drm_triton import Dataset
+from drm_triton import DRM, Dataset
 from drm_triton.cli import app, main
 from drm_triton.data.synthetic import Shape, generate
 
@@ -38,13 +39,8 @@ PAGES = {
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
-OPTIONAL = (
-    "faiss",
-    "hnswlib",
-    "optuna",
-    "fastapi",
-    "uvicorn",
-)  # packages of extras: what needs an absent one is not run
+# Extras, and what is not run where one is not installed.
+OPTIONAL = {"faiss": "faiss", "hnswlib": "hnswlib", "fastapi": "drm-triton serve|^curl"}
 
 
 # -- what is not run, why, and what is checked in its place ----------------------------------------------------------
@@ -95,6 +91,30 @@ def is_tested(words: list[str]) -> None:
     assert words == ["drm-triton", "doctor"]
 
 
+served: dict[str, Any] = {}  # the service that requests of the same page go to
+
+
+def is_service(words: list[str]) -> None:
+    """`drm-triton serve` runs until it is stopped: its options exist, and its service answers in this process."""
+    from fastapi.testclient import TestClient
+
+    from drm_triton.serve import create_app
+
+    assert {word for word in words if word.startswith("--")} <= known_options()["drm-triton serve"]
+    served["client"] = TestClient(create_app(DRM.load(words[2]), "test"))
+
+
+def is_answered(words: list[str]) -> None:
+    """A request to that service."""
+    (url,) = (word for word in words if word.startswith("http://127.0.0.1:8000"))
+    path = url.removeprefix("http://127.0.0.1:8000")
+    if "--json" in words:
+        answer = served["client"].post(path, json=json.loads(words[words.index("--json") + 1]))
+    else:
+        answer = served["client"].get(path)
+    assert answer.status_code == 200, answer.text
+
+
 def is_elsewhere(words: list[str]) -> None:
     """It makes or enters an environment, or needs the network."""
 
@@ -107,6 +127,8 @@ NOT_RUN: dict[str, Callable[[list[str]], None]] = {
     "python -m bench.": is_bench,
     "drm-triton bench": is_drm_bench,
     "drm-triton doctor": is_tested,
+    "drm-triton serve": is_service,
+    "curl ": is_answered,
     "python3 -m venv": is_elsewhere,
     ". .venv/": is_elsewhere,
 }
@@ -139,7 +161,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     baskets = pairs.group_by("user", maintain_order=True).agg("item")["item"]
     (folder / "baskets.txt").write_text("".join(" ".join(basket) + "\n" for basket in baskets))
 
-    songs = [77, 1043, 2210, *range(3000, 3077)]
+    songs = [77, 1043, 2210, 5, 17, 42, *range(3000, 3074)]
     playlists = [{"id": u, "songs": [songs[i] for i in items[users == u]]} for u in range(120)]
     (folder / "train.json").write_text(json.dumps(playlists))
     (folder / "ids.txt").write_text("12\n99\n")
@@ -228,7 +250,8 @@ def run_command(line: str) -> None:
 
 def lacking(code: str) -> str | None:
     """An optional package that is named and not installed."""
-    return next((name for name in OPTIONAL if name in code and importlib.util.find_spec(name) is None), None)
+    absent = (name for name in OPTIONAL if importlib.util.find_spec(name) is None)
+    return next((name for name in absent if re.search(OPTIONAL[name], code) and not code.startswith("pip ")), None)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -287,7 +310,7 @@ def test_every_option_and_command_in_running_text_exists(page: str) -> None:
             assert asked <= options.get(name or "", options[""]) | {"--help", "--version"}, f"{page}: {span}"
         else:
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
-                assert option in options[""] or span.startswith(("ruff ", "mypy", "pytest")), f"{page}: {option}"
+                assert option in options[""] or span.startswith(("ruff ", "curl ")), f"{page}: {option}"
 
 
 @pytest.mark.parametrize("page", PAGES)
