@@ -10,7 +10,8 @@ demo: setup
 	$(BIN)/drm-triton prepare melon --synthetic --scale 0.02 --out data/demo --overwrite
 	$(BIN)/drm-triton train --dataset data/demo --run runs/demo
 	$(BIN)/drm-triton evaluate runs/demo --on test
-	$(BIN)/drm-triton recommend runs/demo --user 1 --user 2 --k 5
+	$(BIN)/drm-triton recommend runs/demo --user 1 --k 5
+	$(BIN)/python examples/side_by_side.py runs/demo
 
 test: setup lint $(VENV)/.hnswlib
 	$(BIN)/python -m pytest

@@ -123,10 +123,11 @@ def prepare_synthetic(
 
 
 def write_synthetic_melon(shape: generator.Shape, seed: int = 0, report: Reporter = SILENT) -> Path:
-    """Write a generated train.json where no real one is looked for, and return its path."""
+    """Write a generated train.json, with song_meta.json beside it, where no real one is looked for; return its path."""
     path = data_dir() / "raw" / "melon-synthetic" / "train.json"
     with report.step("generate") as step:
         generator.write_melon(path, shape, seed)
+        generator.write_song_meta(path.with_name("song_meta.json"), shape, seed)
         step.note(str(path))
     return path
 

@@ -2,7 +2,8 @@
 
 Items fall into clusters, and each user draws most items from a few clusters of its own; a share is noise, drawn from
 all items. Within a cluster and overall, items follow Zipf's law; the users' activity is log-normal. Popularity alone
-therefore predicts something, and a model that finds the clusters predicts clearly more.
+therefore predicts something, and a model that finds the clusters predicts clearly more. As songs, the items of a
+cluster share a genre and a few performers, so that a person can see in the titles what a model has found.
 """
 
 from __future__ import annotations
@@ -26,6 +27,22 @@ ACTIVITY = 0.9  # standard deviation of the logarithm of the users' activity
 NOISE = 0.1  # share of interactions drawn from all items
 TASTES = (0.55, 0.25, 0.15, 0.05)  # shares of a user's own clusters in the rest
 MAX_SHARE = 0.5  # no user has more than this share of the items
+
+# Words for titles. A cluster is a mood and a genre, of which there are 400 pairs.
+MOODS, GENRES, PERFORMERS, FIRST_WORDS, LAST_WORDS = (
+    words.split()
+    for words in (
+        "Mellow Rainy Midnight Sunday Desert Velvet Northern Electric Golden Lonely "
+        "Summer Island Winter Smoky Cosmic Gentle Street Harbour Dusty Neon",
+        "Jazz Folk Techno Metal Soul Reggae Opera Blues House Country "
+        "Punk Disco Tango Gospel Ska Funk Ambient Swing Polka Flamenco",
+        "Trio Quartet Collective Orchestra Club",
+        "Silver Broken Quiet Distant Paper Burning Hidden Crooked Silent Borrowed "
+        "Painted Hollow Tender Restless Wild Faded Secret Amber Open Little",
+        "River Window Letter Garden Train Mirror Season Highway Lantern Bridge "
+        "Morning Harvest Shadow Station Ocean Promise Feather Corner Kingdom Echo",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -71,11 +88,10 @@ def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np
     """
     rng = np.random.Generator(np.random.PCG64(seed % 2**64))
     n_users, n_items = shape.users, shape.items
-    n_clusters = max(2, round(math.sqrt(n_items / 2))) if n_items >= 8 else 1
+    cluster_of, n_clusters = _clusters(rng, n_items)
     popularity = np.arange(1, n_items + 1, dtype=np.float64) ** -ZIPF
     # Items are numbered by cluster; `mass` is the popularity before each, so that one uniform number within a
     # cluster's interval draws an item of it, and within the whole interval an item of all.
-    cluster_of = np.sort(rng.integers(n_clusters, size=n_items))
     mass = np.concatenate([[0.0], np.cumsum(popularity[rng.permutation(n_items)])])
     edges = np.searchsorted(cluster_of, np.arange(n_clusters + 1))
     weight = np.diff(mass[edges])
@@ -110,8 +126,7 @@ def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np
 def write_melon(path: Path, shape: Shape, seed: int = 0) -> None:
     """Write synthetic interactions as a Melon train.json, atomically."""
     users, items = generate(shape, seed)
-    rng = np.random.Generator(np.random.PCG64([seed % 2**64, 1]))
-    song_ids = rng.permutation(9 * shape.items)[: shape.items]  # like Melon's: not consecutive, not by popularity
+    song_ids, rng = _song_ids(shape, seed)
     frame = (
         pl.DataFrame({"id": users, "songs": song_ids[items]})
         .group_by("id", maintain_order=True)
@@ -125,6 +140,54 @@ def write_melon(path: Path, shape: Shape, seed: int = 0) -> None:
             updt_date=pl.lit("2020-04-27 00:00:00.000"),
         )
     )
+    _write_json(path, frame)
+
+
+def write_song_meta(path: Path, shape: Shape, seed: int = 0) -> None:
+    """Write names and performers of the songs of `write_melon` as a Melon song_meta.json, atomically."""
+    song_ids, _ = _song_ids(shape, seed)
+    cluster, _ = _clusters(np.random.Generator(np.random.PCG64(seed % 2**64)), shape.items)
+    place = np.arange(shape.items) - np.searchsorted(cluster, cluster)  # within its cluster
+    names = [_name(p, c) for c, p in zip(cluster.tolist(), place.tolist(), strict=True)]
+    performers = [[f"{genre(c)} {PERFORMERS[p % len(PERFORMERS)]}"] for c, p in zip(cluster, place, strict=True)]
+    _write_json(path, pl.DataFrame({"id": song_ids, "song_name": names, "artist_name_basket": performers}))
+
+
+def genre(cluster: int) -> str:
+    """Name the taste that a cluster stands for.
+
+    Examples
+    --------
+    >>> genre(0), genre(20), genre(400)
+    ('Mellow Jazz', 'Rainy Jazz', 'Mellow Jazz 2')
+    """
+    turn, place = divmod(int(cluster), len(GENRES))
+    again, shift = divmod(turn, len(MOODS))
+    name = f"{MOODS[(place + shift) % len(MOODS)]} {GENRES[place]}"
+    return f"{name} {again + 1}" if again else name
+
+
+def _name(place: int, cluster: int) -> str:
+    """Name a song: no two of a cluster alike, and neighbouring clusters begin elsewhere."""
+    turn, first = divmod(place, len(FIRST_WORDS))
+    again, shift = divmod(turn, len(LAST_WORDS))
+    name = f"{FIRST_WORDS[(first + cluster) % len(FIRST_WORDS)]} {LAST_WORDS[(first + shift) % len(LAST_WORDS)]}"
+    return f"{name} {again + 1}" if again else name
+
+
+def _clusters(rng: np.random.Generator, n_items: int) -> tuple[NDArray[np.int64], int]:
+    """Draw the cluster of each item, ascending, int64 [n_items], and tell how many clusters there are."""
+    n_clusters = max(2, round(math.sqrt(n_items / 2))) if n_items >= 8 else 1
+    return np.sort(rng.integers(n_clusters, size=n_items)), n_clusters
+
+
+def _song_ids(shape: Shape, seed: int) -> tuple[NDArray[np.int64], np.random.Generator]:
+    """Draw ids like Melon's, neither consecutive nor by popularity: int64 [items]; and the stream to draw more from."""
+    rng = np.random.Generator(np.random.PCG64([seed % 2**64, 1]))
+    return rng.permutation(9 * shape.items)[: shape.items], rng
+
+
+def _write_json(path: Path, frame: pl.DataFrame) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

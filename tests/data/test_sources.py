@@ -47,6 +47,22 @@ def test_melon(playlists):
     assert data.n_interactions == 4
     folder = prepare(find_source("melon"), [playlists], playlists / "out2")
     assert folder.checksum == data.checksum
+    assert data.item_titles is None
+
+
+def test_melon_titles_from_song_meta_beside_it(playlists):
+    songs = [
+        {"id": 525514, "song_name": "Feelings", "artist_name_basket": ["A", "B"], "issue_date": "20140512"},
+        {"id": 129701, "song_name": "봄날", "artist_name_basket": []},
+        {"id": 7, "song_name": "in no playlist", "artist_name_basket": ["C"]},
+    ]
+    (playlists / "song_meta.json").write_text(json.dumps(songs), "utf-8")
+    for raw, out in ((playlists / "train.json", "out"), (playlists, "out2")):
+        data = prepare(find_source("melon"), [raw], playlists / out)
+        assert data.item_titles.to_list() == ["봄날", None, "Feelings – A, B"]
+    (playlists / "song_meta.json").write_text('[{"id": 5, ', "utf-8")
+    with pytest.raises(InputError, match=r"song_meta\.json"):
+        prepare(find_source("melon"), [playlists], playlists / "out3")
 
 
 @pytest.mark.parametrize("content", ['[{"id": 1, "songs": [1, 2', '{"id": 1}', '[{"id": 1}]', "[]", "no json"])

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import numpy as np
 import polars as pl
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drm_triton import Dataset
-from drm_triton.data.synthetic import Shape, generate, write_melon
+from drm_triton.data.synthetic import Shape, generate, genre, write_melon, write_song_meta
 from drm_triton.errors import InputError
 
 
@@ -88,3 +89,23 @@ def test_melon_file_is_like_the_real_one(tmp_path):
     assert sum(len(p["songs"]) for p in playlists) == 120
     assert len({song for p in playlists for song in p["songs"]}) == 20
     assert [f.name for f in (tmp_path / "raw").iterdir()] == ["train.json"]
+
+
+def test_a_song_is_named_once_and_by_its_cluster(tmp_path):
+    shape = Shape(300, 900, 6000)
+    write_melon(tmp_path / "train.json", shape, seed=3)
+    write_song_meta(tmp_path / "song_meta.json", shape, seed=3)
+    songs = json.loads((tmp_path / "song_meta.json").read_text("utf-8"))
+    playlists = json.loads((tmp_path / "train.json").read_text("utf-8"))
+    assert {song["id"] for song in songs} == {song for playlist in playlists for song in playlist["songs"]}
+    titles = {song["id"]: (song["song_name"], *song["artist_name_basket"]) for song in songs}
+    assert len(set(titles.values())) == len(songs)
+    # A user's songs are mostly of a few clusters, so their genres, the performers' first words, are few as well.
+    genres = {song: artist.rsplit(" ", 1)[0] for song, (_, artist) in titles.items()}
+    played = [Counter(genres[song] for song in playlist["songs"]) for playlist in playlists]
+    share = sum(count for tally in played for _, count in tally.most_common(3)) / 6000
+    assert share > 0.6  # three genres drawn at random out of 21 would be a good 0.3 of so short lists
+
+
+def test_genres_do_not_repeat():
+    assert len({genre(cluster) for cluster in range(2100)}) == 2100
