@@ -25,6 +25,8 @@ CovForm = Literal["decorrelate", "printed"]
 
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
 
+LARGEST = 3.4e38  # in float32, the kernels' type
+
 # Spelled differently in files and on the command line, because `lambda` is a Python keyword.
 ALIASES = {"lambda": "lam"}
 
@@ -84,7 +86,7 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
         for name in ("tau", "lr"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if not 0 < getattr(self, name) < LARGEST:
                 raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if not float("-inf") < self.margin < float("inf"):
             raise InputError(f"margin must be finite, got {self.margin}")

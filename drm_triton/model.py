@@ -286,6 +286,7 @@ class DRM:
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the model to a directory (safetensors and Parquet, see `checkpoint`), atomically."""
         U, V = self._fitted()
+        _check_finite(U, V, "this DRM")
         with atomic_directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
             # a copy, so that this model does not take the temporary folder for the home of its data
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
@@ -303,8 +304,7 @@ class DRM:
         sizes = (len(U), len(V)), (model._interactions.n_users, model._interactions.n_items)
         if sizes[0] != sizes[1]:
             raise InputError(f"{place}: factors of {sizes[0]} users and items do not fit its ids {sizes[1]}")
-        if not (torch.isfinite(U).all() and torch.isfinite(V).all()):
-            raise InputError(f"{place}: the factors are not finite; train again with a lower lr or a higher tau")
+        _check_finite(U, V, str(place))
         _, device = model.backend()
         model._factors = U.to(device), V.to(device)
         return model
@@ -319,6 +319,11 @@ class DRM:
     def _become(self, other: "DRM") -> "DRM":
         self._factors, self._interactions = other._factors, other._interactions
         return self
+
+
+def _check_finite(U: Tensor, V: Tensor, where: str) -> None:
+    if not (torch.isfinite(U).all() and torch.isfinite(V).all()):
+        raise InputError(f"{where}: the factors are not finite; train again with a lower lr or a higher tau")
 
 
 class _Best:

@@ -140,7 +140,8 @@ def warm_up(config: TrainConfig, ops: ModuleType, device: torch.device) -> None:
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
     plan = ListPlan(*csr_tensors(toy, device), 3, config.rho, config.eta_in_force, 0, config.user_sampling)
     users, items = ops.sample_lists(plan, 0, 0, plan.n_lists)
-    one_step(state, users, items, config, objective_of(config), ops, config.lr)
+    # A small rate whatever the configuration says: one that diverges is to be told of in training, not here.
+    one_step(state, users, items, config, objective_of(config), ops, lr=1e-3)
     ops.top_k(state.U, state.V, 1, config.score, csr_tensors(toy, device))
 
 

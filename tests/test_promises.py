@@ -79,12 +79,15 @@ def test_the_memory_estimate_is_told_before_training(tmp_path: Path, capsys: pyt
     assert list(tmp_path.iterdir()) == [tmp_path / "data"]
 
 
-def test_factors_that_are_not_finite_are_neither_loaded_nor_ranked(tmp_path: Path) -> None:
+def test_factors_that_are_not_finite_are_neither_saved_loaded_nor_ranked(tmp_path: Path) -> None:
     model = DRM(factors=4, epochs=1).fit(Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3))
     model.save(tmp_path / "model")
     model.item_factors[1, 2] = float("nan")
     with pytest.raises(InputError, match="not finite"):
         model.recommend()
+    with pytest.raises(InputError, match="not finite"):
+        model.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     file = tmp_path / "model" / "model.safetensors"
     with open(file, "rb") as handle:
         header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
