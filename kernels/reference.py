@@ -177,7 +177,7 @@ def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[T
     for rank in range(1, k + 1):
         c = (length + 1 - 2 * rank).to(s.dtype)
         z = torch.where(mask, (c * s - b) / tau, -math.inf)
-        yield c, z.softmax(-1)
+        yield c, torch.where(mask, z.softmax(-1), 0)
 
 
 def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
@@ -242,11 +242,13 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     """Losses of B lists, their gradient to the scores (closed form) and to the user's row.
 
     Where several positives share the smallest score, or negatives the largest, the first of them bears the hinge
-    gradient.
+    gradient. A list with a score that is not finite has loss and gradient NaN.
     """
     check_lists(U, V, users, items, objective)
     rho, n = objective.rho, items.shape[1]
-    s = list_scores(U, V, users, items, objective.score)
+    scores = list_scores(U, V, users, items, objective.score)
+    finite = scores.abs().sum(-1, keepdim=True) < math.inf
+    s = torch.where(finite, scores, math.nan)
     hinge, drm, mse = list_losses(s, len(V), objective)
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     g = torch.zeros_like(s)
@@ -262,9 +264,10 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
         g += objective.lam * drm_lists(s, y, w, objective.tau, mask)[1]
     if objective.mse:
         g += 2 / n * (s - y)
+    g = torch.where(finite, g, math.nan)
     u, v = U[users.long()][:, None, :], V[items.long()]
     user_grad = (g[:, :, None] * (v if objective.score == "dot" else -2 * (u - v))).sum(1)
-    return ListGradients(s, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
+    return ListGradients(scores, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
 
 
 def update_rows(

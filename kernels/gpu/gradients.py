@@ -24,7 +24,7 @@ from torch import Tensor
 from drm_triton.kernels import reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.options import registers
-from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient
+from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient, spoil
 from drm_triton.kernels.interface import ListGradients, Objective, check_lists
 
 
@@ -102,19 +102,20 @@ def _hinge(s, offs_n, live, rho, margin, ratio):
 
 @triton.jit
 def _finish(
-    row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
+    row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
     HINGE: tl.constexpr, MSE: tl.constexpr,
 ):  # fmt: skip
-    """Add hinge and mse to the DRM part (drm, ds), store losses and g: [BLOCK_N]."""
+    """Add hinge and mse to the DRM part (drm, ds), store losses and g [BLOCK_N]; bad is NaN to spoil them, else 0."""
     dtype: tl.constexpr = s.dtype
     lam = tl.full((), lam, dtype)
-    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds
+    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + bad
     if HINGE:
         hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
+        hinge += bad
         g += step
     if MSE:
         error = tl.where(live, s - (offs_n < rho).to(dtype), 0.0)
-        mse = tl.sum(error * error, axis=0) / n
+        mse = tl.sum(error * error, axis=0) / n + bad
         g += 2 * error / n
     tl.store(g_ptr + row * n + offs_n, g, mask=live)
     tl.store(losses_ptr + row, hinge)
@@ -173,6 +174,7 @@ def _gradients_kernel(
     # The sum left each score with all the threads that share its row; a gather deals them out one to a thread, which
     # halves the registers and instructions of everything that follows.
     s = tl.gather(tl.where(live, s, float("nan")), offs_n, 0)
+    bad = spoil(s, live)
 
     drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
     if DRM:
@@ -183,9 +185,9 @@ def _gradients_kernel(
             place = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
         Q = soft_topk(s, b, w_ptr, K, n, tau, place, AP, BLOCK_K)
         r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
-        drm = tl.sum(r * r, axis=0)
+        drm = tl.sum(r * r, axis=0) + bad
         ds = soft_topk_gradient(s, b, -2 * r, w_ptr, n, K, n, tau, place, AP, BLOCK_K)
-    g = _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+    g = _finish(row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
     out = user_grad_ptr + row * d
     if RESIDENT:
@@ -248,7 +250,7 @@ def _finish_kernel(
     s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
     ds = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
     drm = tl.load(drm_ptr + row)
-    _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+    _finish(row, s, drm, ds, spoil(s, live), offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
 
 @triton.jit
@@ -299,6 +301,8 @@ def _weights(objective: Objective, n: int, dtype: torch.dtype, device: torch.dev
 
 def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> ListGradients:
     """Losses of B lists, their gradient to the scores and to the user's row (see `reference.list_gradients`).
+
+    A list with a score that is not finite has loss and gradient NaN.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ DRM:   r = y - Q,   L = ||r||^2,   q = -2 r
 
 A list of up to MAX_ITEMS items is one program: the n x n differences and the P_k are tiles of registers, and a list is
 read once and written once. Longer lists go to `softsort_tiled`. Ragged lists come with a mask; a masked entry has
-Q = ds = 0 whatever its score, and n is the number of the others.
+Q = ds = 0 whatever its score, and n is the number of the others. A list with a score that is not finite is NaN.
 """
 
 import torch
@@ -34,6 +34,12 @@ def block_sizes(n: int, k: int) -> dict[str, int]:
 # s: every comparison with them is false, so they drop out of the pairwise sums without a mask of their own.
 # The n x n differences pass by in strips [CHUNK, BLOCK_N], which takes no more of them than n and few registers.
 CHUNK = tl.constexpr(16)
+
+
+@triton.jit
+def spoil(s, live):
+    """0, or NaN if a live score is not finite, which would pass for a dead entry: to be added to every result."""
+    return tl.where(tl.sum(tl.where(live, tl.abs(s), 0.0), axis=0) < float("inf"), 0.0, float("nan")).to(s.dtype)
 
 
 @triton.jit
@@ -142,6 +148,7 @@ def _lists_kernel(
     mask_n = offs_n < n
     live = tl.load(mask_ptr + row * n + offs_n, mask=mask_n, other=0) != 0
     s = tl.load(s_ptr + row * n + offs_n, mask=live, other=float("nan"))
+    bad = spoil(s, live)
     tau = tl.full((), tau, s.dtype)
     length = tl.sum(live.to(tl.int32), axis=0)
     w_row = w_ptr + row * K
@@ -151,15 +158,15 @@ def _lists_kernel(
     if MODE != "backward":
         Q = soft_topk(s, b, w_row, K, length, tau, offs_n, False, BLOCK_K)
     if MODE == "forward":
-        tl.store(out_ptr + row * n + offs_n, Q, mask=mask_n)
+        tl.store(out_ptr + row * n + offs_n, tl.where(live, Q + bad, 0.0), mask=mask_n)
     else:
         q = x
         if MODE == "drm":
             r = tl.where(live, x - Q, 0.0)
-            tl.store(loss_ptr + row, tl.sum(r * r, axis=0))
+            tl.store(loss_ptr + row, tl.sum(r * r, axis=0) + bad)
             q = -2 * r
         ds = soft_topk_gradient(s, b, q, w_row, n, K, length, tau, offs_n, False, BLOCK_K)
-        tl.store(out_ptr + row * n + offs_n, ds, mask=mask_n)
+        tl.store(out_ptr + row * n + offs_n, tl.where(live, ds + bad, 0.0), mask=mask_n)
 
 
 def _launch(mode: str, s: Tensor, x: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:

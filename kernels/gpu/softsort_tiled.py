@@ -9,6 +9,8 @@ Three kernels, each run over all lists, parallel within a list too (a list of 40
 P_k is made again from (top_k, Z_k) where it is needed: n * K exponentials are cheaper than n * K floats of traffic.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -168,7 +170,10 @@ class _Lists:
     """The arguments of one call, contiguous, and the launches on them."""
 
     def __init__(self, s: Tensor, w: Tensor, tau: float, mask: Tensor) -> None:
-        self.s, self.w, self.mask, self.tau = s.contiguous(), w.to(s.dtype).contiguous(), mask.contiguous(), tau
+        # One score that is not finite spoils its whole list, visibly.
+        finite = torch.where(mask, s, 0).abs().sum(-1, keepdim=True) < math.inf
+        self.s = torch.where(finite, s, math.nan).contiguous()
+        self.w, self.mask, self.tau = w.to(s.dtype).contiguous(), mask.contiguous(), tau
         (self.B, self.n), self.K = s.shape, w.shape[1]
         self.length = mask.sum(-1)
         self.top, self.Z, self.dot = (torch.empty_like(self.w) for _ in range(3))
