@@ -19,6 +19,7 @@ from drm_triton.kernels.interface import (
     Weight,
     check_lists,
     check_sample,
+    check_softsort,
     check_top_k,
     check_update,
 )
@@ -182,6 +183,7 @@ def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[T
 
 def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
     """Q = sum_k w_k P_k: [B, n]."""
+    check_softsort("soft_topk_forward", s, w, tau, mask)
     Q = torch.zeros_like(s)
     for rank, (_, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
         Q = Q + w[:, rank, None] * P
@@ -193,6 +195,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
     dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k,   ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l)(G_j + G_l)
     """
+    check_softsort("soft_topk_backward", s, w, tau, mask, q=q)
     ds, G = torch.zeros_like(s), torch.zeros_like(s)
     q = torch.where(mask, q, 0)
     for rank, (c, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
@@ -204,6 +207,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list and its gradient to the scores: [B], [B, n]."""
+    check_softsort("drm_lists", s, w, tau, mask, y=y)
     r = torch.where(mask, y - soft_topk_forward(s, w, tau, mask), 0)
     return (r * r).sum(-1), soft_topk_backward(s, w, tau, mask, -2 * r)
 
@@ -270,6 +274,7 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     return ListGradients(scores, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
 
 
+@torch.no_grad()
 def update_rows(
     table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
 ) -> None:
@@ -321,7 +326,7 @@ def top_k(
         row = torch.repeat_interleave(torch.arange(len(queries), device=s.device), indptr.diff())
         s[row, indices[indptr[0] : indptr[-1]].long()] = -math.inf
     scores, items = s.sort(dim=1, descending=True, stable=True)
-    scores, items = scores[:, :k], torch.where(scores.isinf(), -1, items)[:, :k].to(torch.int32)
+    scores, items = scores[:, :k], torch.where(scores == -math.inf, -1, items)[:, :k].to(torch.int32)
     short = k - scores.shape[1]
     if short > 0:
         scores = torch.nn.functional.pad(scores, (0, short), value=-math.inf)

@@ -22,11 +22,10 @@ from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import view
 from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.interface import FLOATS
+from drm_triton.kernels.interface import FLOATS, check_softsort
 
 KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
 PAIRWISE_MAX = 640  # longest list treated by pairs; beyond it sorting is quicker (AVX-512, float32)
@@ -298,17 +297,11 @@ def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
         unpack(mask[b], total, ds[b])
 
 
-def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, *others: tuple[str, Tensor]) -> list:
+def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> list:
     """Check the arguments that the three operations share; s, w, mask and the others as arrays."""
-    if not (0 < tau < math.inf):
-        raise InputError(f"{function}: tau must be positive and finite, got {tau}")
     scores = view(function, "s", s, (None, None), FLOATS)
-    weights = view(function, "w", w, (len(s), None), (s.dtype,))
-    K, n = weights.shape[1], scores.shape[1]
-    if n < K:
-        raise InputError(f"{function}: k must be at most n, got {K} rank weights for lists of {n} entries")
-    valid = view(function, "mask", mask, tuple(s.shape), (torch.bool,))
-    return [scores, weights, valid, *(view(function, name, x, tuple(s.shape), (s.dtype,)) for name, x in others)]
+    check_softsort(function, s, w, tau, mask, **others)
+    return [scores, *(x.detach().contiguous().numpy() for x in (w, mask, *others.values()))]
 
 
 def _grain(n: int) -> int:
@@ -331,7 +324,7 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
     """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; other arguments as in `soft_topk_forward`."""
-    scores, weights, valid, upstream = _views("soft_topk_backward", s, w, tau, mask, ("q", q))
+    scores, weights, valid, upstream = _views("soft_topk_backward", s, w, tau, mask, q=q)
     ds = torch.empty(s.shape, dtype=s.dtype)
     threads.split(backward_lists, len(s), _grain(s.shape[1]), scores, weights, float(tau), valid, upstream, ds.numpy())
     return ds
@@ -339,7 +332,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
-    scores, weights, valid, relevance = _views("drm_lists", s, w, tau, mask, ("y", y))
+    scores, weights, valid, relevance = _views("drm_lists", s, w, tau, mask, y=y)
     loss, ds = torch.empty(len(s), dtype=s.dtype), torch.empty(s.shape, dtype=s.dtype)
     threads.split(
         drm_of_lists, len(s), _grain(s.shape[1]),

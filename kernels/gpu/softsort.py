@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drm_triton.kernels.gpu import softsort_tiled
+from drm_triton.kernels.interface import check_softsort
 
 MAX_ITEMS = 128  # at 4 warps; beyond, tiles over n give a list more than one program
 
@@ -171,7 +172,7 @@ def _lists_kernel(
 
 def _launch(mode: str, s: Tensor, x: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Run `_lists_kernel` on contiguous copies where needed: (loss [B], Q or ds [B, n])."""
-    s, x, w, mask = s.contiguous(), x.to(s.dtype).contiguous(), w.to(s.dtype).contiguous(), mask.contiguous()
+    s, x, w, mask = s.contiguous(), x.contiguous(), w.contiguous(), mask.contiguous()
     (B, n), K = s.shape, w.shape[1]
     loss, out = s.new_empty(B), torch.empty_like(s)
     if B > 0:
@@ -186,12 +187,13 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
     Parameters
     ----------
-    s : [B, n] scores, float32 or float64; w : [B, K] rank weights; mask : bool [B, n], False for padding
+    s : [B, n] scores, float32 or float64; w : [B, K] rank weights, alike; mask : bool [B, n], False for padding
 
     Returns
     -------
     [B, n]
     """
+    check_softsort("soft_topk_forward", s, w, tau, mask)
     if s.shape[1] > MAX_ITEMS:
         return softsort_tiled.soft_topk_forward(s, w, tau, mask)
     return _launch("forward", s, s, w, tau, mask)[1]
@@ -199,6 +201,7 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
     """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; the rest as in `soft_topk_forward`."""
+    check_softsort("soft_topk_backward", s, w, tau, mask, q=q)
     if s.shape[1] > MAX_ITEMS:
         return softsort_tiled.soft_topk_backward(s, w, tau, mask, q)
     return _launch("backward", s, q, w, tau, mask)[1]
@@ -206,6 +209,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
+    check_softsort("drm_lists", s, w, tau, mask, y=y)
     if s.shape[1] > MAX_ITEMS:
         return softsort_tiled.drm_lists(s, y, w, tau, mask)
     return _launch("drm", s, y, w, tau, mask)

@@ -173,7 +173,7 @@ class _Lists:
         # One score that is not finite spoils its whole list, visibly.
         finite = torch.where(mask, s, 0).abs().sum(-1, keepdim=True) < math.inf
         self.s = torch.where(finite, s, math.nan).contiguous()
-        self.w, self.mask, self.tau = w.to(s.dtype).contiguous(), mask.contiguous(), tau
+        self.w, self.mask, self.tau = w.contiguous(), mask.contiguous(), tau
         (self.B, self.n), self.K = s.shape, w.shape[1]
         self.length = mask.sum(-1)
         self.top, self.Z, self.dot = (torch.empty_like(self.w) for _ in range(3))
@@ -209,7 +209,7 @@ class _Lists:
         return self._items(None)[0]
 
     def backward(self, q: Tensor) -> Tensor:
-        q = torch.where(self.mask, q, 0).to(self.s.dtype)
+        q = torch.where(self.mask, q, 0)
         self._ranks(q)
         return self._pairs(*self._items(q))
 
@@ -227,5 +227,5 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n]."""
     lists = _Lists(s, w, tau, mask)
-    r = torch.where(mask, y - lists.forward(), 0).to(s.dtype)
+    r = torch.where(mask, y - lists.forward(), 0)
     return (r * r).sum(-1), lists.backward(-2 * r)
