@@ -35,7 +35,7 @@ POINTERS = {
     **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr"], "*i32"),
     **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr"], "*i32"),
     **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr", "length_ptr"], "*i64"),
-    "mask_ptr": "*i1",
+    **dict.fromkeys(["mask_ptr", "inside_ptr"], "*i1"),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
-from drm_triton.kernels.gpu import softsort
+from drm_triton.kernels.gpu import gradients, softsort
 from drm_triton.kernels.interface import Objective
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -255,6 +255,28 @@ def test_rows_beyond_the_tables_are_not_read():
     result = gpu.list_gradients(V, V, users, items, Objective(2))
     expected = gpu.list_gradients(inside.to(DEVICE), inside.to(DEVICE), users, items, Objective(2))
     assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("n", [8, 140])
+@pytest.mark.parametrize("score", ["dot", "l2"])
+@pytest.mark.parametrize(("name", "value"), [("items", -1), ("items", 30), ("users", -2), ("users", 30)])
+def test_ids_outside_the_tables_are_not_read_and_show(n, score, name, value, monkeypatch):
+    """What a GPU does, where the host does not look at values: the rows beside the tables count as NaN, unread."""
+    monkeypatch.setattr(gradients, "check_lists", lambda *_, **__: None)
+    large = torch.full((34, 5), 0.1, device=DEVICE)  # finite on both sides: a read there would go unnoticed below
+    table = large[2:-2]
+    table.copy_(factors(30, 5, "inside"))
+    ids = {
+        "users": torch.arange(3, dtype=torch.int32, device=DEVICE),
+        "items": (torch.arange(3 * n, dtype=torch.int32, device=DEVICE) % 30).view(3, n),
+    }
+    want = gpu.list_gradients(table, table, ids["users"], ids["items"], Objective(2, score))
+    ids[name][1 if name == "users" else (1, 3)] = value
+    got = gpu.list_gradients(table, table, ids["users"], ids["items"], Objective(2, score))
+    assert got.scores[1].isnan().sum() == (n if name == "users" else 1)
+    for x, y in zip(got, want, strict=True):
+        assert torch.equal(x[[0, 2]], y[[0, 2]])
+    assert all(x[1].isnan().all() for x in (got.hinge, got.drm, got.loss, got.g, got.user_grad))
 
 
 def test_lists_around_the_longest_of_the_short_kernel_agree_with_the_tiled_one(monkeypatch):
