@@ -38,14 +38,14 @@ def check_choice(function: str, name: str, value: str, choices: object) -> None:
 
 def check_integer(function: str, name: str, value: object, least: int, most: float = math.inf) -> None:
     """Raise unless `value` is an integer in least .. most."""
-    if not (isinstance(value, Integral) and least <= value <= most):
+    if not (isinstance(value, Integral) and least <= int(value) <= most):
         rule = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
         raise InputError(f"{function}: {name} must be an integer {rule}, got {value!r}")
 
 
 def check_number(function: str, name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
     """Raise unless `value` is a finite number in least .. most."""
-    if not (isinstance(value, Real) and least <= value <= most and abs(value) < math.inf):
+    if not (isinstance(value, Real) and least <= float(value) <= most and math.isfinite(value)):
         rule = "" if least == -math.inf else f" and at least {least}" + (f", at most {most}" if most < math.inf else "")
         raise InputError(f"{function}: {name} must be finite{rule}, got {value!r}")
 
