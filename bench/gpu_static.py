@@ -34,7 +34,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 POINTERS = {
     **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr"], "*i32"),
     **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr"], "*i32"),
-    **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr", "length_ptr"], "*i64"),
+    **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr"], "*i64"),
     **dict.fromkeys(["mask_ptr", "inside_ptr"], "*i1"),
 }
 
@@ -233,7 +233,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
         for backward in (True,) if quick else (False, True):
             variant = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
             for kernel, blocks in (
-                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "SIGN": backward}),
+                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "GRADIENT": backward}),
                 (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS, "DOT": backward}),
                 (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS, "GRADIENT": backward}),
             ):

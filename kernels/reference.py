@@ -173,7 +173,8 @@ def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tens
 def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows k = 1 .. K of the relaxed permutation matrix: (c_k [B, 1], P_k [B, n]); masked entries are 0."""
     length = mask.sum(-1, keepdim=True)
-    s = torch.where(mask, s, 0)
+    top = torch.where(mask, s.detach(), -math.inf).amax(-1, keepdim=True)
+    s = torch.where(mask, s - top, 0)  # P does not feel a constant, but rounding does
     b = ((s[:, :, None] - s[:, None, :]).abs() * mask[:, None, :]).sum(-1)
     for rank in range(1, k + 1):
         c = (length + 1 - 2 * rank).to(s.dtype)

@@ -24,7 +24,7 @@ from torch import Tensor
 from drm_triton.kernels import reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.options import registers
-from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient, spoil
+from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, soft_topk, soft_topk_gradient, spoil
 from drm_triton.kernels.interface import ListGradients, Objective, check_lists
 
 
@@ -196,14 +196,14 @@ def _gradients_kernel(
     drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
     if DRM:
         tau = tl.full((), tau, dtype)
-        b = pairwise_distance(s, n)
+        R = above_sums(s, n)
         place = offs_n
         if AP:
             place = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
-        Q = soft_topk(s, b, w_ptr, K, n, tau, place, AP, BLOCK_K)
+        Q = soft_topk(s, R, w_ptr, K, tau, place, AP, BLOCK_K)
         r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
         drm = tl.sum(r * r, axis=0) + bad
-        ds = soft_topk_gradient(s, b, -2 * r, w_ptr, n, K, n, tau, place, AP, BLOCK_K)
+        ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, place, AP, BLOCK_K)
     g = _finish(row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
     out = user_grad_ptr + row * d
