@@ -1,7 +1,8 @@
 """What the Triton kernels become on real GPUs, found without one: registers, spills, memory, instructions, estimates.
 
 Every kernel is compiled to machine code for A100 (sm_80), H100 (sm_90), B200 (sm_100) and MI300X (gfx942) over the
-paper's grid, rho 1..5 (n = 16 rho items), d 16..128, both scores, with the tile sizes the launchers choose.
+paper's grid, rho 1..5 (n = 16 rho items), d 16..128, both scores, with the tile sizes the launchers choose. Once, the
+same was done under Triton 3.7, which torch's GPU builds may bring (results/gpu_static_triton37.*).
 
 Bytes of one list of n items and d factors (float32 and int32), each counted once, as if no row were in a cache:
     sample      out 4 (n + 1)
@@ -28,14 +29,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drm_triton.bench.gpu_bytes import traffic
+
 RESULTS = Path(__file__).resolve().parent / "results"
 
 # Types of the pointer arguments that are not float32, by name: the kernels name alike what is alike.
 POINTERS = {
     **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr"], "*i32"),
     **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr"], "*i32"),
-    **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr", "length_ptr"], "*i64"),
-    "mask_ptr": "*i1",
+    **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr"], "*i64"),
+    **dict.fromkeys(["mask_ptr", "inside_ptr"], "*i1"),
 }
 
 
@@ -233,7 +236,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
         for backward in (True,) if quick else (False, True):
             variant = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
             for kernel, blocks in (
-                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "SIGN": backward}),
+                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "GRADIENT": backward}),
                 (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS, "DOT": backward}),
                 (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS, "GRADIENT": backward}),
             ):
@@ -255,7 +258,7 @@ def gradients_case(
 
 
 def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
-    """Bytes, operations and the least time of a million lists, or of one top-k run: an estimate, not a measurement.
+    """Operations and the least time of a million lists, or of one top-k run: an estimate, not a measurement.
 
     `issue` is the time to issue the instructions of the gradient kernel at one per cycle on each of 4 schedulers, which
     the roofline of bytes and operations leaves out; the body of a loop is counted once, so it too is a floor.
@@ -277,9 +280,7 @@ def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
         "issue_s": 1e6 * code.instructions * case.constants["num_warps"] / (4 * gpu.processors * gpu.clock),
         "step_bytes_s": 1e6 * (bytes_in + bytes_out + update + 4 * (n + 1)) / gpu.bandwidth,
     }
-    loads = bytes_in if case.constants["RESIDENT"] else bytes_in + 4 * (n * d + d)
-    counted = {"least_bytes": bytes_in + bytes_out, "asked_bytes": loads + bytes_out, "flops": flops}
-    return {**counted, **{key: round(value, 6) for key, value in seconds.items()}}
+    return {"flops": flops, **{key: round(value, 6) for key, value in seconds.items()}}
 
 
 def survey(quick: bool = False) -> list[dict[str, Any]]:
@@ -288,6 +289,7 @@ def survey(quick: bool = False) -> list[dict[str, Any]]:
     for case in cases(quick):
         for gpu in GPUS:
             code = compile_case(case, gpu)
+            moved = traffic(case.operation, case.kernel.__name__, case.labels, case.constants)
             row = {
                 "operation": case.operation,
                 "kernel": case.kernel.__name__,
@@ -298,13 +300,15 @@ def survey(quick: bool = False) -> list[dict[str, Any]]:
                 **{key: value for key, value in asdict(code).items() if key not in ("mix", "ttir")},
                 "fits": code.spilled == 0 and code.shared <= gpu.shared_block,
                 **{f"code_{key}": code.mix.get(key, 0) for key in (*NVIDIA_GROUPS, "other")},
+                **({"least_bytes": moved[0], "asked_bytes": moved[1]} if moved else {}),
                 **estimate(case, code, gpu),
             }
             rows.append(row)
             print(
                 f"{row['kernel']:24} n={row['n']!s:4} d={row['d']!s:4} {row['score']:4} {row['variant']:20} "
                 f"{row['arch']:7} warps {row['num_warps']:2} regs {code.registers:3} spilled {code.spilled:4} "
-                f"shared {code.shared:6} occupancy {code.occupancy:4.0%} instructions {code.instructions:5}",
+                f"shared {code.shared:6} occupancy {code.occupancy:4.0%} instructions {code.instructions:5}"
+                + (f" bytes {moved[0]:6} asks {moved[1] / moved[0]:.2f}x" if moved else ""),
                 flush=True,
             )
     return rows
@@ -324,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"triton {triton.__version__}, torch {torch.__version__}: {len(rows)} compilations, {len(bad)} do not fit")
     print("\nEstimates for one million lists, hinge + drm, not measured; HBM bytes as if nothing were cached:")
     for row in rows:
-        if row.get("least_bytes") and row["variant"] == "hinge+drm uniform":
+        if row.get("issue_s") and row["variant"] == "hinge+drm uniform":
             bound = max("bytes_s", "flops_s", "issue_s", key=lambda key: row[key])
             print(
                 f"{row['gpu']:14} n={row['n']:3} d={row['d']:4} {row['score']:4} "

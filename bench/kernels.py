@@ -7,10 +7,11 @@ cache held it), r rows touched per list in a batch:
     gradients   4 n d  +  8 n^2  +  40 n K flops     reads 4 (n d + d + n)    writes 4 (2 n + d + 4)
     update      2 n d  +  8 d r flops                reads 4 (n d + 3 n) + 8 d r    writes 8 d r
     drm alone   8 n^2  +  40 n K flops               reads 8 n                writes 4 n
-    top-K       2 N d flops per query                reads 4 N d / BLOCK      writes 8 K
+    top-K       2 N d flops per query                reads 4 (N d / BLOCK + d)    writes 8 K
 
 At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients and 6 kflop for the update, 25 kB read in all.
-Shares are of this machine's own peaks, measured in the same run with all threads.
+Shares are these counts over the measured time, of this machine's own peaks (fused multiply-adds and copies on a CPU, a
+float32 matrix product and copies on a GPU), measured in the same run with all threads.
 
     python -m bench.kernels [--only drm,step] [--quick]      prints the tables, writes bench/results/kernels.*
 """
@@ -32,12 +33,13 @@ import torch
 from torch import Tensor
 
 from drm_triton.bench import rivals
+from drm_triton.bench.kernels_report import plot, show
 from drm_triton.bench.record import RESULTS, Row, environment, race, save
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.jit import inline
-from drm_triton.kernels.cpu.topk import QUERIES, WIDTH, score_panel
+from drm_triton.kernels.cpu.topk import BLOCK, QUERIES, WIDTH, score_panel
 from drm_triton.kernels.interface import ListPlan, Objective
 
 INTERACTIONS_PER_USER = 36  # SketchFab's
@@ -90,20 +92,43 @@ def make_plan(n_items: int, rho: int, eta: int, device: str, users: int = Sizes.
     return ListPlan(torch.from_numpy(indptr).to(device), torch.from_numpy(indices).to(device), n_items, rho, eta)
 
 
-def list_flops(n: int, d: int, K: int) -> int:
-    return 4 * n * d + 8 * n * n + 40 * n * K
+def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, float]:
+    """Operations and bytes of one list, or of one query of top-K, as counted above."""
+    n, d, K, N, r = sizes.get("n", 0), sizes.get("d", 0), sizes["K"], sizes.get("items", 0), rows_per_list
+    return {
+        "sample": (0, 4 * (n + 1)),
+        "gradients": (4 * n * d + 8 * n * n + 40 * n * K, 4 * (n * d + 3 * n + 2 * d + 4)),
+        "update": (2 * n * d + 8 * d * r, 4 * (n * d + 3 * n) + 16 * d * r),
+        "drm": (8 * n * n + 40 * n * K, 12 * n),
+        "top-k": (2 * N * d, 4 * (N * d / query_block() + d) + 8 * K),
+    }[name]
+
+
+def query_block() -> int:
+    """Queries that share one reading of an item."""
+    if not torch.cuda.is_available():
+        return BLOCK
+    from drm_triton.kernels.gpu.topk import BLOCK_M
+
+    return BLOCK_M
 
 
 # ------------------------------------------------------------------------------------------------------- machine
 
 
 def peaks(size: Sizes, quick: bool) -> list[Row]:
-    """Fused multiply-add rate (the top-K micro-kernel on data in the first-level cache) and copy bandwidth."""
+    """Copy bandwidth and multiply-add rate: the top-K micro-kernel on data in the first-level cache, or on a GPU
+    torch's product of float32 matrices.
+    """
+    _, device = backend()
     bandwidth_bytes = 2**28 if quick else 2**30
-    source = torch.ones(bandwidth_bytes // 4)
+    source = torch.ones(bandwidth_bytes // 4, device=device)
     target = torch.empty_like(source)
-    flops = 0.0
-    if not torch.cuda.is_available():
+    if device != "cpu":
+        side = 8192
+        square = torch.ones(side, side, device=device)
+        flops = 2 * side**3 / race({"product": lambda: square @ square})["product"]
+    else:
         rounds, count = 20_000, threads.n_threads()
         sizes = (QUERIES * DEPTH, DEPTH * WIDTH, QUERIES, QUERIES * WIDTH)
         tables = [[*(torch.ones(size).numpy() for size in sizes), np.zeros(QUERIES, np.int64)] for _ in range(count)]
@@ -144,8 +169,9 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
     except Exception as error:  # a missing C++ compiler, mostly
         print(f"torch.compile left out: {str(error).splitlines()[0]}")
     times = race(runners, seconds=10, least=3 if quick else 7)
-    flops = B * (8 * n * n + 40 * n * K)
-    return rows_of("drm", times, {"B": B, "n": n, "K": K}, flops, B * 4 * 3 * n)
+    sizes = {"B": B, "n": n, "K": K}
+    flops, moved = counted("drm", sizes)
+    return rows_of("drm", times, sizes, B * flops, B * moved)
 
 
 def step(size: Sizes, quick: bool) -> list[Row]:
@@ -166,10 +192,11 @@ def step(size: Sizes, quick: bool) -> list[Row]:
             "torch, sparse gradients": rivals.torch_step(U, V, users, items, rho, sparse=True),
         }
         times = race(runners, seconds=10, least=3 if quick else 7)
-        r = len(items.unique()) / B
-        flops = B * (list_flops(n, d, rho) + 2 * n * d + 8 * d * r)
-        moved = B * (8 * n * d + 16 * d * (r + 1))
-        rows += rows_of("step", times, {"B": B, "n": n, "d": d, "K": rho}, flops, moved)
+        sizes = {"B": B, "n": n, "d": d, "K": rho}
+        r = (len(items.unique()) + len(users.unique())) / B
+        parts = [counted(name, sizes, r) for name in ("sample", "gradients", "update")]
+        flops, moved = (B * sum(part) for part in zip(*parts, strict=True))
+        rows += rows_of("step", times, sizes, flops, moved)
     return rows
 
 
@@ -185,21 +212,26 @@ def topk(size: Sizes, quick: bool) -> list[Row]:
         "torch, blocks and topk": rivals.blocked_topk(queries, V, k, seen),
     }
     other = rivals.implicit_recommend(queries, V, k, seen) if device == "cpu" else None
-    if other is None:
+    if other is not None:
+        runners["implicit, recommend"] = other
+    elif device == "cpu":
         print("implicit left out: not installed (pip install 'drm-triton[bench]')")
     else:
-        runners["implicit, recommend"] = other
+        print("implicit left out: the rival is its recommend on the CPU")
     times = race(runners, seconds=15, least=3 if quick else 5)
-    return rows_of(
-        "topk", times, {"m": size.users, "N": size.items, "d": d, "K": k}, 2 * size.users * size.items * d, 0
-    )
+    sizes = {"m": size.users, "items": size.items, "d": d, "K": k}
+    flops, moved = counted("top-k", sizes)
+    return rows_of("topk", times, sizes, size.users * flops, size.users * moved)
 
 
-def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, size: float) -> list[Row]:
-    """A row for each runner; `times_ours` is how many times our time it takes."""
+def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, moved: float) -> list[Row]:
+    """A row for each runner; `times_ours` is how many times our time it takes.
+
+    The rate is that of the work as we count it, for a rival too: what it does beyond that is its own affair.
+    """
     return [
         {"section": section, "name": name, **sizes, "seconds": t, "times_ours": t / times["ours"]}
-        | ({"gflops": flops / t / 1e9, "gbytes": size / t / 1e9} if name == "ours" else {})
+        | {"gflops": flops / t / 1e9, "gbytes": moved / t / 1e9}
         for name, t in times.items()
     ]
 
@@ -208,8 +240,8 @@ def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, siz
 
 
 def scaling(size: Sizes, quick: bool) -> list[Row]:
-    """Time per list of each operation over n, d, K, B, table size and threads; the others at their usual value."""
-    rows = []
+    """Time per list, or query, of each operation along each size it depends on; the others at their usual value."""
+    rows: list[Row] = []
     grid: dict[str, list[int]] = {
         "n": [16, 32, 48, 64, 80, 128, 256, 512, 1024],
         "d": [16, 32, 64, 128, 256],
@@ -218,64 +250,84 @@ def scaling(size: Sizes, quick: bool) -> list[Row]:
         "items": [28_800, 1_000_000] if quick else [28_800, 1_000_000, 10_000_000],
         "threads": [] if torch.cuda.is_available() else list(range(1, numba.get_num_threads() + 1)),
     }
+    usual = {"n": size.n, "d": size.factors, "K": size.rho, "B": size.batch, "items": size.items}
+    rows += along(grid, usual, partial(operations, size), quick)
+    grid |= {"n": [], "K": [1, 10, 50, 200, 1000], "B": [16, 256, 1024, 4096]}
+    grid["items"] = [28_800, 100_000] if quick else [28_800, 100_000, 1_000_000]
+    usual = {"d": size.factors, "K": 50, "B": 1024, "items": size.items}
+    return rows + along(grid, usual, rank, quick)
+
+
+def along(
+    grid: dict[str, list[int]], usual: Row, measure: Callable[[Row, float], dict[str, Any]], quick: bool
+) -> list[Row]:
+    """A row for each operation at each size, with the time per list or query and the rates of the counted work."""
+    rows = []
     for axis, values in grid.items():
         for value in values[::2] if quick else values:
-            usual = {"n": size.n, "d": size.factors, "K": size.rho, "B": size.batch, "items": size.items}
             sizes = usual | {"threads": numba.get_num_threads()} | {axis: value}
-            times = operations(size, sizes, 0.3 if quick else 0.8)
-            rows += [
-                {
-                    "section": "scaling",
-                    "axis": axis,
-                    "name": name,
-                    **sizes,
-                    "seconds": t,
-                    "us_per_list": t / sizes["B"] * 1e6,
-                }
-                for name, t in times.items()
-            ]
+            for name, (t, r) in measure(sizes, 0.3 if quick else 0.8).items():
+                flops, moved = (sizes["B"] * each / t / 1e9 for each in counted(name, sizes, r))
+                row = {"section": "scaling", "axis": axis, "name": name, **sizes, "seconds": t}
+                rows.append(row | {"us_per_list": t / sizes["B"] * 1e6, "gflops": flops, "gbytes": moved})
     return rows
 
 
-def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, float]:
-    """Median time of each operation of a step at these sizes."""
-    ours, device = backend()
+def with_threads(measure: Callable[[], dict[str, Any]], count: int) -> dict[str, Any]:
+    """Measure on so many threads."""
     before = numba.get_num_threads()
-    numba.set_num_threads(sizes["threads"])
+    numba.set_num_threads(count)
     try:
-        B, n, N, d = sizes["B"], sizes["n"], sizes["items"], sizes["d"]
-        plan = make_plan(N, size.rho, n - size.rho, device, size.users)
-        U, V = factors(size.users, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
-        state = torch.ones_like(V)
-        users, items = ours.sample_lists(plan, 0, 0, B)
-        objective = Objective(size.rho, k=sizes["K"])
-        x = ours.list_gradients(U, V, users, items, objective)
-        return race(
-            {
-                "sample": lambda: ours.sample_lists(plan, 0, 0, B),
-                "gradients": lambda: ours.list_gradients(U, V, users, items, objective),
-                "update": lambda: ours.update_rows(V, state, items.view(-1), x.g.view(-1), U, users, 0.01, "dot"),
-            },
-            seconds,
-        )
+        return measure()
     finally:
         numba.set_num_threads(before)
+
+
+def rank(sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
+    """Median time of top-K for B queries; (time, 0) as `operations`."""
+    ours, device = backend()
+    queries, V = factors(sizes["B"], sizes["d"], device, 3), factors(sizes["items"], sizes["d"], device, 4)
+    runners = {"top-k": lambda: ours.top_k(queries, V, sizes["K"], "dot")}
+    times = with_threads(lambda: race(runners, seconds, least=3), sizes["threads"])
+    return {name: (t, 0.0) for name, t in times.items()}
+
+
+def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
+    """Median time of each operation of a step at these sizes, and the rows touched per list."""
+    ours, device = backend()
+    B, n, N, d, K = (sizes[key] for key in ("B", "n", "items", "d", "K"))
+    plan = make_plan(N, size.rho, n - size.rho, device, size.users)
+    U, V = factors(size.users, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
+    state = torch.ones_like(V)
+    users, items = ours.sample_lists(plan, 0, 0, B)
+    objective = Objective(size.rho, k=K)
+    x = ours.list_gradients(U, V, users, items, objective)
+    y = (torch.arange(n, device=device) < size.rho).float().expand(B, n).contiguous()
+    w, mask = torch.ones(B, K, device=device), torch.ones(B, n, dtype=torch.bool, device=device)
+    runners: dict[str, Callable[[], object]] = {
+        "sample": lambda: ours.sample_lists(plan, 0, 0, B),
+        "gradients": lambda: ours.list_gradients(U, V, users, items, objective),
+        "update": lambda: ours.update_rows(V, state, items.view(-1), x.g.view(-1), U, users, 0.01, "dot"),
+        "drm": lambda: ours.drm_lists(x.scores, y, w, 1.0, mask),
+    }
+    times = with_threads(lambda: race(runners, seconds), sizes["threads"])
+    return {name: (t, len(items.unique()) / B) for name, t in times.items()}
 
 
 def compilation(size: Sizes, quick: bool) -> list[Row]:
     """Seconds from a fresh process to the end of a first training step and top-K: nothing cached, then all cached."""
     program = (
-        "import time, torch; from drm_triton.bench import rivals, kernels as b; from drm_triton.kernels import cpu;"
-        "plan = b.make_plan(500, 3, 45, 'cpu'); U, V = torch.rand(15500, 64), torch.rand(500, 64); start = time.time();"
-        "rivals.backend_step(cpu, plan, U, V, b.Objective(3), 64)(); cpu.top_k(U[:64], V, 5, 'dot');"
-        "print(time.time() - start)"
+        "import time, torch; from drm_triton.bench import rivals, kernels as b; ours, device = b.backend();"
+        "plan = b.make_plan(500, 3, 45, device); U, V = b.factors(15500, 64, device, 1), b.factors(500, 64, device, 2);"
+        "start = time.time(); rivals.backend_step(ours, plan, U, V, b.Objective(3), 64)();"
+        "items, _ = ours.top_k(U[:64], V, 5, 'dot'); items.cpu(); print(time.time() - start)"
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("cold", "cached"):
             done = subprocess.run(
                 [sys.executable, "-c", program],
-                env={**os.environ, "NUMBA_CACHE_DIR": folder}, cwd=RESULTS.parents[1],
+                env={**os.environ, "NUMBA_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}, cwd=RESULTS.parents[1],
                 check=True, capture_output=True, text=True,
             )  # fmt: skip
             rows.append({"section": "compilation", "name": name, "seconds": float(done.stdout)})
@@ -283,56 +335,6 @@ def compilation(size: Sizes, quick: bool) -> list[Row]:
 
 
 SECTIONS = {"peaks": peaks, "drm": drm, "step": step, "topk": topk, "scaling": scaling, "compilation": compilation}
-
-
-# --------------------------------------------------------------------------------------------------------- report
-
-
-def show(rows: list[Row]) -> None:
-    """Print the rows, with shares of the peaks where these were measured."""
-    found = {row["name"]: row.get("gflops") or row.get("gbytes") for row in rows if row["section"] == "peaks"}
-    for row in rows:
-        sizes = " ".join(
-            f"{key}={row[key]}" for key in ("m", "N", "B", "n", "d", "K", "items", "threads") if key in row
-        )
-        line = f"{row['section']:12}{row['name']:40}{sizes:58}"
-        if "seconds" in row:
-            line += f"{row['seconds'] * 1e3:10.2f} ms"
-        if "times_ours" in row:
-            line += f"{row['times_ours']:8.1f} x"
-        for key, peak in (("gflops", "fma"), ("gbytes", "copy")):
-            if row.get(key):
-                line += f"{row[key]:8.1f} {'Gflop/s' if key == 'gflops' else 'GB/s'}"
-                if row["section"] != "peaks" and found.get(peak):
-                    line += f" ({row[key] / found[peak]:.0%} of peak)"
-        print(line)
-
-
-def plot(rows: list[Row], folder: Path) -> None:
-    """Time per list over n and over d, one line per operation: kernels_n.png, kernels_d.png."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    for axis in ("n", "d"):
-        chosen = [row for row in rows if row.get("axis") == axis]
-        if not chosen:
-            continue
-        figure, panel = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
-        for name in ("sample", "gradients", "update"):
-            line = [(row[axis], row["us_per_list"]) for row in chosen if row["name"] == name]
-            panel.plot(*zip(*line, strict=True), marker="o", markersize=4, label=name)
-        panel.set(xscale="log", yscale="log", ylabel="microseconds per list")
-        panel.set_xlabel("n, items in a list (d = 64)" if axis == "n" else "d, factors (n = 48)")
-        panel.set_xticks([row[axis] for row in chosen if row["name"] == "sample"])
-        panel.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"kernels_{axis}.png", dpi=150)
-        plt.close(figure)
 
 
 def run(
@@ -351,8 +353,8 @@ def run(
             rows += section(size, quick)
     show(rows)
     save("kernels", environment(), rows, folder)
-    plot(rows, folder)
-    print(f"written to {folder}/kernels.csv, .json and .png")
+    pictures = plot(rows, folder)
+    print(f"written to {folder}: kernels.csv, kernels.json" + "".join(f", {name}" for name in pictures))
     return rows
 
 

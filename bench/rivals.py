@@ -1,4 +1,7 @@
-"""The same work as people do it today, written as well as we can: plain torch, and implicit where it is installed."""
+"""The same work as people do it today, written as well as we can: plain torch, and implicit where it is installed.
+
+No bench itself: operations and bytes are counted in `kernels`, which races these.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +22,8 @@ def published_neuralsort(s: Tensor, y: Tensor, k: int, tau: float) -> tuple[Tens
     n = s.shape[1]
     column = s[:, :, None]
     differences = (column - column.transpose(1, 2)).abs()
-    b = differences @ torch.ones(n, n, dtype=s.dtype)
-    scaling = n + 1 - 2 * torch.arange(1, n + 1, dtype=s.dtype)
+    b = differences @ torch.ones(n, n, dtype=s.dtype, device=s.device)
+    scaling = n + 1 - 2 * torch.arange(1, n + 1, dtype=s.dtype, device=s.device)
     P = ((column * scaling - b).transpose(1, 2) / tau).softmax(-1)
     loss = (y - P[:, :k].sum(1)).square().sum(-1)
     (gradient,) = torch.autograd.grad(loss.sum(), s)

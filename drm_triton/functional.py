@@ -9,21 +9,22 @@ distance ||y - Q||^2 from the relevance y, `relaxed_metric` the inner product <Q
 
 Scores are float32 or float64; float16 and bfloat16 are computed in float32 and cast back. A mask marks the entries
 that exist (True); the others may hold anything, NaN included, count for nothing and get gradient zero.
-The functions work under torch.compile. First derivatives only: a second one raises.
+The functions work under torch.compile. First derivatives in reverse mode only: a second one, or forward mode, raises.
 """
 
 import functools
 import os
-from numbers import Integral, Real
+from numbers import Integral
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import backend_for
-from drm_triton.kernels.interface import Weight, check_choice
+from drm_triton.kernels.interface import Weight, check_choice, check_dense, check_integer, check_not_meta, check_tau
 from drm_triton.kernels.reference import rank_weights
 
 Metric = Literal["precision", "recall", "ndcg", "ap"]
@@ -55,8 +56,8 @@ def drm_loss(
         ap P@k/min(K, #positives), P@k taken from the hard ranking and constant for the gradient.
     mask : [B, n] bool, False for padding; None means that every entry exists.
     reduction : mean or sum over the lists, or none for a loss per list.
-    validate : check the values, which waits for the GPU once; shapes and types are checked in any case. Under
-        torch.compile nothing is checked.
+    validate : check the values, which waits for the GPU once; shapes, types, k and tau are checked in any case. Under
+        torch.compile values are not checked. A list with a score that is not finite then has loss NaN.
 
     Returns
     -------
@@ -82,10 +83,11 @@ def drm_loss(
     """
     check_choice("drm_loss", "weight", weight, Weight)
     check_choice("drm_loss", "reduction", reduction, Reduction)
+    check_dense("drm_loss", "relevance", relevance)
     _check_lists("drm_loss", scores, relevance, k, tau, mask, validate)
     s, y, w, mask = _prepare(scores, relevance, k, weight, mask)
-    loss, _ = _drm_lists(s, y, w, float(tau), mask)
-    return _reduce(loss.to(scores.dtype), reduction)
+    loss, _ = _call(_drm_lists, _DrmLists, s, y, w, float(tau), mask)
+    return _reduce(loss, reduction).to(scores.dtype)
 
 
 def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = None, *, validate: bool = True) -> Tensor:
@@ -106,7 +108,7 @@ def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = No
     """
     _check_lists("soft_topk", scores, None, k, tau, mask, validate)
     s, _, w, mask = _prepare(scores, torch.zeros_like(scores), k, "uniform", mask)
-    return _soft_topk(s, w, float(tau), mask).to(scores.dtype)
+    return _call(_soft_topk, _SoftTopK, s, w, float(tau), mask).to(scores.dtype)
 
 
 def relaxed_metric(
@@ -141,11 +143,12 @@ def relaxed_metric(
     """
     check_choice("relaxed_metric", "metric", metric, Metric)
     check_choice("relaxed_metric", "reduction", reduction, Reduction)
+    check_dense("relaxed_metric", "relevance", relevance)
     _check_lists("relaxed_metric", scores, relevance, k, tau, mask, validate)
     gain = relevance if metric == "ndcg" else relevance > 0
     s, y, w, mask = _prepare(scores, gain, k, metric, mask)
-    value = (_soft_topk(s, w, float(tau), mask) * y).sum(-1)
-    return _reduce(value.to(scores.dtype), reduction)
+    value = (_call(_soft_topk, _SoftTopK, s, w, float(tau), mask) * y).sum(-1)
+    return _reduce(value, reduction).to(scores.dtype)
 
 
 class DRMLoss(torch.nn.Module):
@@ -166,6 +169,9 @@ class DRMLoss(torch.nn.Module):
         super().__init__()
         check_choice("DRMLoss", "weight", weight, Weight)
         check_choice("DRMLoss", "reduction", reduction, Reduction)
+        check_tau("DRMLoss", tau)
+        if k is not None:
+            check_integer("DRMLoss", "k", k, 1)
         self.k, self.tau, self.weight, self.reduction = k, tau, weight, reduction
 
     def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -215,8 +221,12 @@ class _Once(torch.autograd.Function):
     """The gradient as it is; differentiated again it raises, where autograd would take it for a constant."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(gradient: Tensor, *inputs: Tensor) -> Tensor:
         return gradient
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
@@ -246,6 +256,26 @@ def _backward_drm_lists(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, No
 
 _soft_topk.register_autograd(_backward_soft_topk, setup_context=_save_soft_topk)
 _drm_lists.register_autograd(_backward_drm_lists, setup_context=_save_drm_lists)
+
+
+# Torch's custom operations know nothing of torch.func; an autograd.Function with the same two halves does.
+
+
+class _SoftTopK(torch.autograd.Function):
+    forward = staticmethod(lambda *inputs: _soft_topk(*inputs))
+    setup_context = staticmethod(_save_soft_topk)
+    backward = staticmethod(_backward_soft_topk)
+
+
+class _DrmLists(torch.autograd.Function):
+    forward = staticmethod(lambda *inputs: _drm_lists(*inputs))
+    setup_context = staticmethod(_save_drm_lists)
+    backward = staticmethod(_backward_drm_lists)
+
+
+def _call(operation: Any, function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+    return function.apply(*inputs) if transformed else operation(*inputs)
 
 
 def _backend(s: Tensor) -> ModuleType:
@@ -300,8 +330,9 @@ def _check_lists(
     validate: bool,
 ) -> None:
     """Raise InputError unless the arguments make sense; values of tensors are looked at only if `validate`."""
-    if torch.compiler.is_compiling():
-        return
+    check_dense(function, "scores", scores)
+    if mask is not None:
+        check_dense(function, "mask", mask)
     if scores.ndim != 2 or 0 in scores.shape:
         raise InputError(f"{function}: scores must be [B, n], B and n at least 1, got shape {list(scores.shape)}")
     if scores.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
@@ -313,6 +344,7 @@ def _check_lists(
         if other is not None and other.device != scores.device:
             seen = f"{scores.device} and {other.device}"
             raise InputError(f"{function}: scores and {name} must be on the same device, got {seen}")
+    check_not_meta(function, "scores", scores)
     if relevance is not None and relevance.dtype.is_complex:
         raise InputError(f"{function}: relevance must be bool, integer or float, got {relevance.dtype}")
     if mask is not None and mask.dtype != torch.bool:
@@ -321,15 +353,22 @@ def _check_lists(
     own_k = k is None and relevance is not None
     if not own_k and not (isinstance(k, Integral) and 1 <= k <= n):
         raise InputError(f"{function}: k must be an integer from 1 to the list length {n}, got {k!r}")
-    if not (isinstance(tau, Real) and 0 < tau < float("inf")):
-        raise InputError(f"{function}: tau must be a positive finite number, got {tau!r}")
+    check_tau(function, tau)
+    if torch.compiler.is_compiling():
+        return  # while tracing there are no values
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(scores).tangent is not None:
+        raise NotImplementedError(f"{function} has no forward-mode derivative; use backward or torch.func.grad")
     if validate:
-        _check_values(function, scores, relevance, mask)
+        _check_values(function, scores, relevance, tau, mask)
 
 
-def _check_values(function: str, scores: Tensor, relevance: Tensor | None, mask: Tensor | None) -> None:
+def _check_values(function: str, scores: Tensor, relevance: Tensor | None, tau: float, mask: Tensor | None) -> None:
     exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-    broken = {"scores must be finite": (scores, exists & ~scores.isfinite())}
+    # No sum over a list comes to more than 8 n max|s|, before or after the division by tau.
+    dtype = scores.dtype if scores.dtype == torch.float64 else torch.float32
+    largest = torch.finfo(dtype).max * min(1.0, float(tau)) / (8 * scores.shape[1])
+    rule = f"scores must be finite and at most {largest:.1g} in size, or sums over a list overflow"
+    broken = {rule: (scores, exists & ~(scores.abs() <= largest))}
     if relevance is not None:
         broken["relevance must be finite and at least 0"] = (
             relevance,

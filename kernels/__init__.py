@@ -50,7 +50,9 @@ def get_backend(name: str | None = None) -> ModuleType:
     origin = "backend" if name else "environment variable DRM_BACKEND"
     if chosen == "auto":
         # Not merely why_not("triton"): the interpreter makes Triton run without a GPU, but far too slowly to be chosen.
-        chosen = "triton" if why_no_gpu() is None and why_not("triton") is None else "cpu"
+        no_triton = why_no_gpu() or why_not("triton")
+        chosen = "triton" if no_triton is None else "cpu"
+        origin = f"backend auto (triton cannot be used: {no_triton})"
     elif chosen not in BACKENDS:
         raise InputError(f"{origin} must be auto, {', '.join(BACKENDS)}, got {chosen!r}")
     reason = why_not(chosen)

@@ -10,8 +10,10 @@ Every backend (`reference`, `cpu`, `gpu`) offers the same functions on torch ten
     soft_topk_forward / soft_topk_backward / drm_lists              behind drm_triton.drm_loss
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -24,6 +26,8 @@ Weight = Literal["uniform", "precision", "recall", "ndcg", "ap"]
 UserSampling = Literal["proportional", "uniform"]
 
 ADAGRAD_EPS = 1e-10
+TAU_RANGE = (1e-32, 1e32)  # beyond it, rank / tau or its inverse is no number in float32
+CSR_BLOCK = 1 << 24  # indices looked at together
 FLOATS, INT32, INT64 = (torch.float32, torch.float64), (torch.int32,), (torch.int64,)
 
 
@@ -33,10 +37,45 @@ def check_choice(function: str, name: str, value: str, choices: object) -> None:
         raise InputError(f"{function}: {name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
+def check_integer(function: str, name: str, value: object, least: int, most: float = math.inf) -> None:
+    """Raise unless `value` is an integer in least .. most."""
+    if not (isinstance(value, Integral) and least <= int(value) <= most):
+        rule = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise InputError(f"{function}: {name} must be an integer {rule}, got {value!r}")
+
+
+def check_number(function: str, name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise unless `value` is a finite number in least .. most."""
+    if not (isinstance(value, Real) and least <= float(value) <= most and math.isfinite(value)):
+        rule = "" if least == -math.inf else f" and at least {least}" + (f", at most {most}" if most < math.inf else "")
+        raise InputError(f"{function}: {name} must be finite{rule}, got {value!r}")
+
+
+def check_tau(function: str, tau: object) -> None:
+    """Raise unless `tau` is a temperature that float32 can divide by."""
+    check_number(function, "tau", tau, *TAU_RANGE)
+
+
+def check_dense(function: str, name: str, tensor: object) -> None:
+    """Raise unless given a dense torch tensor."""
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{function}: {name} must be a torch tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise InputError(f"{function}: {name} must be dense, got layout {tensor.layout}")
+
+
+def check_not_meta(function: str, name: str, tensor: Tensor) -> None:
+    """Raise unless the tensor has values."""
+    if tensor.device.type == "meta":
+        raise InputError(f"{function}: {name} must hold values, got a tensor on the meta device")
+
+
 def check_tensor(
     function: str, name: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
 ) -> None:
     """Raise unless a tensor has this shape (None leaves a size free) and one of these types."""
+    check_dense(function, name, tensor)
+    check_not_meta(function, name, tensor)
     if tensor.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InputError(f"{function}: {name} must be {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")
@@ -54,6 +93,26 @@ def check_devices(function: str, **tensors: Tensor) -> None:
     for name, other in others:
         if other.device != tensor.device:
             raise InputError(f"{function}: {name} must be on {tensor.device} as {first} is, got {other.device}")
+
+
+def check_index(function: str, name: str, index: Tensor, size: int) -> None:
+    """Raise unless every element of `index` is in 0 .. size - 1; reads them, so it waits for a GPU."""
+    values = index.numpy() if index.device.type == "cpu" else index  # NumPy starts no threads beside the kernels' own
+    if index.numel() and (values.min() < 0 or values.max() >= size):
+        raise InputError(f"{function}: {name} must be in [0, {size}), got values {values.min()} to {values.max()}")
+
+
+def check_rows(function: str, of: str, indptr: Tensor, indices: Tensor, n_items: int) -> None:
+    """Raise unless each row, indices[indptr[i] : indptr[i + 1]], holds items 0 .. n_items - 1, strictly ascending."""
+    first, last = indptr[[0, -1]].tolist()
+    if not (first >= 0 and last <= len(indices) and bool((indptr.diff() >= 0).all())):
+        raise InputError(f"{function}: the indptr{of} must ascend within [0, {len(indices)}], the length of indices")
+    for start in range(first, last, CSR_BLOCK):
+        part = indices[start : min(start + CSR_BLOCK + 1, last)]
+        check_index(function, f"the indices{of}", part, n_items)
+        falls = (part[1:] <= part[:-1]).nonzero().squeeze(1) + (start + 1)
+        if bool((indptr[torch.searchsorted(indptr, falls)] != falls).any()):  # only a new row may start over
+            raise InputError(f"{function}: the indices{of} must ascend within each row, without repeats")
 
 
 @dataclass(frozen=True)
@@ -84,14 +143,12 @@ class Objective:
     def __post_init__(self) -> None:
         check_choice("Objective", "score", self.score, Score)
         check_choice("Objective", "weight", self.weight, Weight)
-        if self.rho < 1:
-            raise InputError(f"Objective: rho must be at least 1, got {self.rho}")
-        if self.k is not None and self.k < 1:
-            raise InputError(f"Objective: k must be at least 1, got {self.k}")
-        if not (0 < self.tau < float("inf")):
-            raise InputError(f"Objective: tau must be positive and finite, got {self.tau}")
-        if not (0 <= self.lam < float("inf")):
-            raise InputError(f"Objective: lam must be finite and at least 0, got {self.lam}")
+        check_integer("Objective", "rho", self.rho, 1)
+        if self.k is not None:
+            check_integer("Objective", "k", self.k, 1)
+        check_tau("Objective", self.tau)
+        check_number("Objective", "lam", self.lam, 0)
+        check_number("Objective", "margin", self.margin)
         if not (self.hinge or self.drm or self.mse):
             raise InputError("Objective: at least one of hinge, drm and mse must be on")
 
@@ -123,7 +180,8 @@ class ListPlan:
 
     Parameters
     ----------
-    indptr : int64 [M + 1], indices : int32 [nnz], ascending within a row: the training interactions.
+    indptr : int64 [M + 1], indices : int32 [nnz], strictly ascending within a row: the training interactions. They
+        are looked through once, here, so that no sampler has to; a copy is kept unless they are contiguous.
     """
 
     indptr: Tensor
@@ -136,14 +194,20 @@ class ListPlan:
 
     def __post_init__(self) -> None:
         check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
-        if self.rho < 1 or self.eta < 1:
-            raise InputError(f"ListPlan: rho and eta must be at least 1, got {self.rho} and {self.eta}")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"ListPlan: seed must be in [0, 2^63), got {self.seed}")
-        if self.indptr.dtype != torch.int64 or self.indices.dtype != torch.int32:
+        for name, least, most in (("rho", 1, math.inf), ("eta", 1, math.inf), ("n_items", 1, 2**31 - 1)):
+            check_integer("ListPlan", name, getattr(self, name), least, most)
+        check_integer("ListPlan", "seed", self.seed, 0, 2**63 - 1)
+        check_tensor("ListPlan", "indptr", self.indptr, (None,), INT64)
+        check_tensor("ListPlan", "indices", self.indices, (None,), INT32)
+        check_devices("ListPlan", indptr=self.indptr, indices=self.indices)
+        ends = self.indptr[[0, -1]].tolist() if len(self.indptr) else []
+        if ends != [0, len(self.indices)]:
             raise InputError(
-                f"ListPlan: indptr must be int64 and indices int32, got {self.indptr.dtype} and {self.indices.dtype}"
+                f"ListPlan: indptr must go from 0 to {len(self.indices)}, the length of indices, got ends {ends}"
             )
+        check_rows("ListPlan", "", self.indptr, self.indices, self.n_items)
+        for name in ("indptr", "indices"):  # kernels address them by position
+            object.__setattr__(self, name, getattr(self, name).contiguous())
         if self.n_lists == 0:
             raise InputError("ListPlan: no user has both a positive and a negative item, nothing to train on")
 
@@ -171,21 +235,20 @@ class ListPlan:
         return self.rho + self.eta
 
 
-# What every backend checks of its arguments. Nothing here reads values, so a GPU is not waited for.
+# What every backend checks of its arguments. Values are read, which waits for a GPU, where that is said.
 
 
 def check_sample(plan: ListPlan, epoch: int, start: int, stop: int) -> None:
     """Check the arguments of `sample_lists`."""
-    if not (epoch >= 0 and 0 <= start <= stop):
-        raise InputError(
-            f"sample_lists: epoch must be at least 0 and 0 <= start <= stop, got {epoch}, {start} and {stop}"
-        )
+    check_integer("sample_lists", "epoch", epoch, 0, 2**60)
+    check_integer("sample_lists", "start", start, 0, 2**60)
+    check_integer("sample_lists", "stop", stop, start, 2**60)
     if plan.user_sampling == "proportional" and stop > plan.n_lists:
         raise InputError(f"sample_lists: an epoch holds {plan.n_lists} lists, asked for number {stop - 1}")
 
 
-def check_lists(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> None:
-    """Check the arguments of `list_gradients`."""
+def check_lists(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, values: bool = True) -> None:
+    """Check the arguments of `list_gradients`; the values of users and items only if `values`."""
     name = "list_gradients"
     check_tensor(name, "U", U, (None, None), FLOATS)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
@@ -197,16 +260,29 @@ def check_lists(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: O
         raise InputError(f"{name}: a list needs more than rho = {objective.rho} items, the negatives, got {n}")
     if objective.drm and n < objective.K:
         raise InputError(f"{name}: k must be at most the list length {n}, got {objective.K}")
+    for label, table in (("U", U), ("V", V)):
+        if 0 in table.shape:
+            raise InputError(f"{name}: {label} must have at least one row and one column, got {list(table.shape)}")
+    if values:
+        check_index(name, "users", users, len(U))
+        check_index(name, "items", items, len(V))
 
 
 def check_update(
-    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+    table: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    coef: Tensor,
+    X: Tensor,
+    source: Tensor,
+    lr: float,
+    score: Score,
+    values: bool = True,
 ) -> None:
-    """Check the arguments of `update_rows`."""
+    """Check the arguments of `update_rows`; the values of rows and source only if `values`."""
     name = "update_rows"
     check_choice(name, "score", score, Score)
-    if not 0 <= lr < float("inf"):
-        raise InputError(f"{name}: lr must be finite and at least 0, got {lr}")
+    check_number(name, "lr", lr, 0)
     check_tensor(name, "table", table, (None, None), FLOATS)
     check_tensor(name, "state", state, tuple(table.shape), (table.dtype,))
     check_tensor(name, "rows", rows, (None,), INT32)
@@ -219,22 +295,72 @@ def check_update(
             raise InputError(
                 f"{name}: {label} is changed in place and must be contiguous, got strides {tensor.stride()}"
             )
-    if X.data_ptr() == table.data_ptr() and X.numel():
-        raise InputError(f"{name}: X must not be the table that is updated; pass a copy")
+    (table_start, table_end), (start, end) = _span(table), _span(X)
+    if start < table_end and table_start < end:
+        raise InputError(f"{name}: X must not be, or overlap, the table that is updated; pass a copy")
     if len(rows) and (len(source) == 0 or len(rows) % len(source)):
         raise InputError(f"{name}: the length of source must divide that of rows, got {len(source)} and {len(rows)}")
+    if values and len(rows):
+        check_index(name, "rows", rows, len(table))
+        check_index(name, "source", source, len(X))
 
 
-def check_top_k(queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None) -> None:
-    """Check the arguments of `top_k`."""
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First address of a tensor's elements, and the one past the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
+
+
+def largest_norm(function: str, label: str, factors: Tensor) -> float:
+    """Norm of the longest row; an error if there are values that are not finite."""
+    norm = torch.linalg.vector_norm(factors.detach(), dim=1).max().item() if len(factors) else 0.0
+    if not math.isfinite(norm) and not factors.isfinite().all():
+        raise InputError(f"{function}: {label} holds values that are not finite (NaN or infinity)")
+    return norm
+
+
+def check_top_k(
+    queries: Tensor,
+    V: Tensor,
+    k: int,
+    score: Score,
+    seen: tuple[Tensor, Tensor] | None,
+    norm_of_V: float | None = None,
+) -> None:
+    """Check the arguments of `top_k`, their values too; those of V are known if its largest norm is given."""
     name = "top_k"
     check_choice(name, "score", score, Score)
     check_tensor(name, "queries", queries, (None, None), FLOATS)
     check_tensor(name, "V", V, (None, queries.shape[1]), (queries.dtype,))
     check_devices(name, queries=queries, V=V)
-    if k < 1:
-        raise InputError(f"{name}: k must be at least 1, got {k}")
+    check_integer(name, "k", k, 1)
+    if queries.shape[1] == 0:
+        raise InputError(f"{name}: queries must have at least one column, got {list(queries.shape)}")
+    of_queries = largest_norm(name, "queries", queries)
+    of_V = largest_norm(name, "V", V) if norm_of_V is None else norm_of_V
+    # No score, dot or l2, is larger than (|q| + |v|)^2.
+    if not (of_queries + of_V) ** 2 < torch.finfo(torch.float32).max:
+        raise InputError(
+            f"{name}: scores overflow: the rows of queries and V have norms up to {of_queries:.2g} and {of_V:.2g}; "
+            "scale them down"
+        )
     if seen is not None:
         check_tensor(name, "the indptr of seen", seen[0], (len(queries) + 1,), INT64)
         check_tensor(name, "the indices of seen", seen[1], (None,), INT32)
         check_devices(name, queries=queries, indptr=seen[0], indices=seen[1])
+        check_rows(name, " of seen", *seen, len(V))
+
+
+def check_softsort(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> None:
+    """Check what `soft_topk_forward`, `soft_topk_backward` and `drm_lists` share; `others` are [B, n] like s."""
+    check_tau(function, tau)
+    check_tensor(function, "s", s, (None, None), FLOATS)
+    B, n = s.shape
+    check_tensor(function, "w", w, (B, None), (s.dtype,))
+    if not 1 <= w.shape[1] <= n:
+        raise InputError(f"{function}: k must be from 1 to n, got {w.shape[1]} rank weights for lists of {n} entries")
+    check_tensor(function, "mask", mask, (B, n), (torch.bool,))
+    for name, x in others.items():
+        check_tensor(function, name, x, (B, n), (s.dtype,))
+    check_devices(function, s=s, w=w, mask=mask, **others)

@@ -19,6 +19,7 @@ from drm_triton.kernels.interface import (
     Weight,
     check_lists,
     check_sample,
+    check_softsort,
     check_top_k,
     check_update,
 )
@@ -172,16 +173,18 @@ def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tens
 def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows k = 1 .. K of the relaxed permutation matrix: (c_k [B, 1], P_k [B, n]); masked entries are 0."""
     length = mask.sum(-1, keepdim=True)
-    s = torch.where(mask, s, 0)
+    top = torch.where(mask, s.detach(), -math.inf).amax(-1, keepdim=True)
+    s = torch.where(mask, s - top, 0)  # P does not feel a constant, but rounding does
     b = ((s[:, :, None] - s[:, None, :]).abs() * mask[:, None, :]).sum(-1)
     for rank in range(1, k + 1):
         c = (length + 1 - 2 * rank).to(s.dtype)
         z = torch.where(mask, (c * s - b) / tau, -math.inf)
-        yield c, z.softmax(-1)
+        yield c, torch.where(mask, z.softmax(-1), 0)
 
 
 def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
     """Q = sum_k w_k P_k: [B, n]."""
+    check_softsort("soft_topk_forward", s, w, tau, mask)
     Q = torch.zeros_like(s)
     for rank, (_, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
         Q = Q + w[:, rank, None] * P
@@ -193,6 +196,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
     dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k,   ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l)(G_j + G_l)
     """
+    check_softsort("soft_topk_backward", s, w, tau, mask, q=q)
     ds, G = torch.zeros_like(s), torch.zeros_like(s)
     q = torch.where(mask, q, 0)
     for rank, (c, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
@@ -204,6 +208,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list and its gradient to the scores: [B], [B, n]."""
+    check_softsort("drm_lists", s, w, tau, mask, y=y)
     r = torch.where(mask, y - soft_topk_forward(s, w, tau, mask), 0)
     return (r * r).sum(-1), soft_topk_backward(s, w, tau, mask, -2 * r)
 
@@ -242,11 +247,13 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     """Losses of B lists, their gradient to the scores (closed form) and to the user's row.
 
     Where several positives share the smallest score, or negatives the largest, the first of them bears the hinge
-    gradient.
+    gradient. A list with a score that is not finite has loss and gradient NaN.
     """
     check_lists(U, V, users, items, objective)
     rho, n = objective.rho, items.shape[1]
-    s = list_scores(U, V, users, items, objective.score)
+    scores = list_scores(U, V, users, items, objective.score)
+    finite = scores.abs().sum(-1, keepdim=True) < math.inf
+    s = torch.where(finite, scores, math.nan)
     hinge, drm, mse = list_losses(s, len(V), objective)
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     g = torch.zeros_like(s)
@@ -262,11 +269,13 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
         g += objective.lam * drm_lists(s, y, w, objective.tau, mask)[1]
     if objective.mse:
         g += 2 / n * (s - y)
+    g = torch.where(finite, g, math.nan)
     u, v = U[users.long()][:, None, :], V[items.long()]
     user_grad = (g[:, :, None] * (v if objective.score == "dot" else -2 * (u - v))).sum(1)
-    return ListGradients(s, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
+    return ListGradients(scores, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
 
 
+@torch.no_grad()
 def update_rows(
     table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
 ) -> None:
@@ -323,7 +332,7 @@ def top_k(
         row = torch.repeat_interleave(torch.arange(len(queries), device=s.device), indptr.diff())
         s[row, indices[indptr[0] : indptr[-1]].long()] = -math.inf
     scores, items = s.sort(dim=1, descending=True, stable=True)
-    scores, items = scores[:, :k], torch.where(scores.isinf(), -1, items)[:, :k].to(torch.int32)
+    scores, items = scores[:, :k], torch.where(scores == -math.inf, -1, items)[:, :k].to(torch.int32)
     short = k - scores.shape[1]
     if short > 0:
         scores = torch.nn.functional.pad(scores, (0, short), value=-math.inf)

@@ -22,10 +22,22 @@ TOLERANCE = {  # of results against float64; half types round once, at the end
 
 @pytest.fixture(params=["reference", "cpu"])
 def backend(request, monkeypatch):
-    reason = why_not(request.param)
+    choose(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["reference", "cpu", "triton"])
+def any_backend(request, monkeypatch):
+    """Triton too, in its interpreter, for tests of few lists: how it is called from torch, not what it computes."""
+    if request.param == "triton" and torch.cuda.is_available():
+        pytest.skip("the tensors of these tests lie on the CPU")
+    choose(request.param, monkeypatch)
+
+
+def choose(name, monkeypatch):
+    reason = why_not(name)
     if reason is not None:
-        pytest.skip(f"{request.param}: {reason}")
-    monkeypatch.setenv("DRM_BACKEND", request.param)
+        pytest.skip(f"{name}: {reason}")
+    monkeypatch.setenv("DRM_BACKEND", name)
 
 
 def random_lists(B=5, n=9, dtype=torch.float64, seed=0):
@@ -253,7 +265,7 @@ def test_layout_of_the_inputs_does_not_matter():
 # As torch operations
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_opcheck(dtype):
     scores, relevance, mask = random_lists(dtype=dtype)
@@ -277,7 +289,7 @@ class Ranker(torch.nn.Module):
         return self.loss(scores, relevance, mask) - metric + soft_topk(scores, 2, mask=mask)[:, 0].sum()
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize(("k", "weight"), [(3, "uniform"), (None, "ap")])
 def test_compiles_without_a_graph_break_and_gives_the_same(k, weight):
     torch.manual_seed(0)
@@ -305,6 +317,22 @@ def test_second_derivative_raises():
             gradient.square().sum().backward()
 
 
+@pytest.mark.usefixtures("any_backend")
+@pytest.mark.parametrize(
+    "function", [drm_loss, relaxed_metric, lambda s, y, k, mask: soft_topk(s, k, mask=mask)[:, 0].sum()]
+)
+def test_func_grad_is_backward_and_forward_mode_raises(function):
+    scores, relevance, mask = random_lists()
+    expected = scores.clone().requires_grad_()
+    function(expected, relevance, 3, mask=mask).backward()
+    gradient = torch.func.grad(lambda s: function(s, relevance, 3, mask=mask))
+    torch.testing.assert_close(gradient(scores), expected.grad, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda s: function(s, relevance, 3, mask=mask), (scores,), (scores,))
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        torch.func.hessian(lambda s: function(s, relevance, 3, mask=mask))(scores)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Bad input
 
@@ -323,18 +351,23 @@ BAD_LISTS = [
     ((S, Y), {"k": 0}, "k must be an integer from 1 to the list length 3, got 0"),
     ((S, Y), {"k": 4}, "k must be .* got 4"),
     ((S, Y), {"k": 1.5}, "k must be .* got 1.5"),
-    ((S, Y), {"tau": 0.0}, "tau must be a positive finite number, got 0.0"),
+    ((S, Y), {"tau": 0.0}, r"tau must be finite and at least 1e-32, at most 1e\+32, got 0.0"),
     ((S, Y), {"tau": -1}, "tau .* got -1"),
     ((S, Y), {"tau": math.nan}, "tau .* got nan"),
     ((S, Y), {"tau": math.inf}, "tau .* got inf"),
     ((S, Y), {"tau": torch.tensor(1.0)}, r"tau .* got tensor\(1.\)"),
+    ((S, Y), {"tau": 1e-40}, "tau .* got 1e-40"),
+    ((S, Y), {"tau": None}, "tau .* got None"),
+    ((S.tolist(), Y), {}, "scores must be a torch tensor, got list"),
+    ((S, Y.numpy()), {}, "relevance must be a torch tensor, got ndarray"),
+    ((S, None), {}, "relevance must be a torch tensor, got NoneType"),
+    ((S, Y), {"mask": [[True] * 3] * 2}, "mask must be a torch tensor, got list"),
+    ((S.to_sparse(), Y), {}, "scores must be dense, got layout torch.sparse_coo"),
+    ((S.to("meta"), Y.to("meta")), {}, "scores must hold values, got a tensor on the meta device"),
+    ((S + 1e37, Y), {"tau": 1e-6}, r"scores must be finite and at most 1e\+31 in size, .* got .* at row 0, column 0"),
     ((S, Y), {"reduction": "max"}, "reduction must be one of mean, sum, none, got 'max'"),
-    ((NAN, Y), {}, "scores must be finite, got nan at row 1, column 1"),
-    (
-        (torch.full((2, 3), -math.inf), Y),
-        {},
-        "scores must be finite, got -inf at row 0, column 0",
-    ),
+    ((NAN, Y), {}, "scores must be finite .* got nan at row 1, column 1"),
+    ((torch.full((2, 3), -math.inf), Y), {}, "scores must be finite .* got -inf at row 0, column 0"),
     ((S, -Y), {}, "relevance must be finite and at least 0, got -1 at row 0, column 0"),
     ((S, NAN), {}, "relevance must be finite and at least 0, got nan at row 1, column 1"),
     ((S, Y), {"mask": torch.tensor([[True] * 3, [False] * 3])}, "mask must leave at least one entry .* row 1"),
@@ -358,11 +391,55 @@ def test_bad_choices_are_refused():
         DRMLoss(weight="mrr")
     with pytest.raises(InputError, match="soft_topk: k must be an integer from 1 to the list length 3, got None"):
         soft_topk(S, None)
-    with pytest.raises(InputError, match="soft_topk: scores must be finite, got nan at row 1, column 1"):
+    with pytest.raises(InputError, match=r"soft_topk: scores must be finite .* got nan at row 1, column 1"):
         soft_topk(NAN, 1)
+    with pytest.raises(InputError, match="DRMLoss: tau must be finite and at least 1e-32"):
+        DRMLoss(tau=0)
+    with pytest.raises(InputError, match="DRMLoss: k must be an integer of at least 1, got 0"):
+        DRMLoss(k=0)
+    with pytest.raises(InputError, match=r"DRMLoss: k must be an integer of at least 1, got 2.5"):
+        DRMLoss(k=2.5)
 
 
-def test_values_are_not_looked_at_without_validation():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relevance": Y[:1]}, r"scores and relevance must have the same shape, got \[2, 3\] and \[1, 3\]"),
+        ({"mask": torch.ones(2, 3)}, "mask must be bool"),
+        ({"k": 4}, "k must be an integer from 1 to the list length 3, got 4"),
+        ({"tau": 0.0}, "tau must be finite .* got 0.0"),
+        ({"tau": -1.0}, "tau must be finite .* got -1.0"),
+    ],
+)
+def test_shapes_k_and_tau_are_checked_under_compile_too(change, message):
+    arguments = {"relevance": Y, "k": 2, **change}
+
+    def run(s):
+        return drm_loss(s, **arguments)
+
+    torch._dynamo.reset()
+    with pytest.raises(InputError, match=f"drm_loss: {message}"):
+        torch.compile(run, backend="aot_eager")(S)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=rf"InputError\('drm_loss: {message}"):  # in dynamo's wrapping
+        torch.compile(run, backend="aot_eager", fullgraph=True)(S)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_are_summed_in_float32(dtype):
+    """1000 losses of 1/2 + a little: summed in half precision, the little would be lost."""
+    scores = torch.tensor([[0.0, 0.05]], dtype=dtype).expand(1000, 2)
+    relevance = torch.tensor([[1, 0]]).expand(1000, 2)
+    total = drm_loss(scores, relevance, 1, reduction="sum")
+    exact = drm_loss(scores.double(), relevance, 1, reduction="sum")
+    assert total == exact.to(dtype)
+
+
+@pytest.mark.usefixtures("any_backend")
+def test_values_are_not_looked_at_without_validation_and_show():
+    compiled = torch.compile(lambda s: drm_loss(s, Y, 1, reduction="none"), fullgraph=True, backend="aot_eager")
+    assert compiled(NAN).isnan().tolist() == [False, True]
     assert drm_loss(NAN, Y, 1, reduction="none", validate=False).isnan().tolist() == [False, True]
     with pytest.raises(InputError, match="k must be"):
         drm_loss(S, Y, 4, validate=False)

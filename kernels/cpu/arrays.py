@@ -1,6 +1,5 @@
 """From torch tensors to the NumPy views that compiled code takes, checked."""
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,12 +19,6 @@ def view(
     check_tensor(function, name, tensor, shape, dtypes)
     array: NDArray = tensor.detach().contiguous().numpy()
     return array
-
-
-def check_index(function: str, name: str, index: NDArray[np.int32], size: int) -> None:
-    """Raise unless every element of `index` is in 0 .. size - 1: compiled code does not check."""
-    if index.size and (index.min() < 0 or index.max() >= size):
-        raise InputError(f"{function}: {name} must be in [0, {size}), got values {index.min()} to {index.max()}")
 
 
 def empty(like: Tensor, *shape: int) -> Tensor:

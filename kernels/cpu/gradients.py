@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, empty, view
+from drm_triton.kernels.cpu.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.softsort import KEPT, all_finite, relaxed_topk, relaxed_topk_gradient
 from drm_triton.kernels.interface import INT32, ListGradients, Objective, check_lists
@@ -171,8 +171,6 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     user_ids = view(name, "users", users, (None,), INT32)
     item_ids = view(name, "items", items, (len(users), None), INT32)
     check_lists(U, V, users, items, objective)
-    check_index(name, "users", user_ids, len(U))
-    check_index(name, "items", item_ids, len(V))
     (B, n), d = items.shape, U.shape[1]
     scores, g, user_grad = empty(U, B, n), empty(U, B, n), empty(U, B, d)
     hinge, drm, mse, loss = (empty(U, B) for _ in range(4))

@@ -5,12 +5,14 @@ The softmax does not feel a constant, so with R_j = sum_l max(0, s_l - s_j) the 
     z_kj = -(2 R_j + (2k - 1) s_j) / tau
 
 which is as exact for the first ranks as they are for the scores, where c_k s and b are both of size n |s| and cancel.
-The gradient keeps the reference's form, dz_k = w_k P_k (q - <P_k, q>) / tau, G = sum_k dz_k, and
+The gradient follows, with dz_k = w_k P_k (q - <P_k, q>) / tau and G = sum_k dz_k, whose sum over the list is 0:
 
-    ds_j = sum_k (n + 1 - 2k) dz_kj - sum_l sign(s_j - s_l)(G_j + G_l).
+    ds_j = sum_k (1 - 2k) dz_kj + sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l)
+
+which is the reference's, again without the terms of size n G that cancel for the first ranks, where G is.
 
 Short lists take the n^2 pairs in vector registers: 3 and 5 vector operations per 8 or 16 pairs; long ones sort.
-P_k is computed twice, once for Q and once for the gradient, and never stored beyond one row.
+The first KEPT rows P_k are kept from Q to the gradient, the others computed twice.
 """
 
 import math
@@ -22,11 +24,10 @@ from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import view
 from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.interface import FLOATS
+from drm_triton.kernels.interface import FLOATS, check_softsort
 
 KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
 PAIRWISE_MAX = 640  # longest list treated by pairs; beyond it sorting is quicker (AVX-512, float32)
@@ -98,8 +99,8 @@ def above_sums(s, R, order):
 
 
 @inline
-def subtract_signs(s, G, order, ds):
-    """ds_j -= sum_l sign(s_j - s_l)(G_j + G_l); order as `above_sums` left it."""
+def add_pairs(s, G, order, ds):
+    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l); order as `above_sums` left it."""
     n, zero = s.size, s.dtype.type(0)
     if n <= PAIRWISE_MAX:
         for m in range(0, n - 3, 4):
@@ -107,37 +108,33 @@ def subtract_signs(s, G, order, ds):
             g0, g1, g2, g3 = G[m], G[m + 1], G[m + 2], G[m + 3]
             for j in range(n):
                 x, g, total = s[j], G[j], ds[j]
-                total -= g + g0 if x > a0 else zero
+                total += g + g0 if x <= a0 else zero
                 total += g + g0 if x < a0 else zero
-                total -= g + g1 if x > a1 else zero
+                total += g + g1 if x <= a1 else zero
                 total += g + g1 if x < a1 else zero
-                total -= g + g2 if x > a2 else zero
+                total += g + g2 if x <= a2 else zero
                 total += g + g2 if x < a2 else zero
-                total -= g + g3 if x > a3 else zero
+                total += g + g3 if x <= a3 else zero
                 total += g + g3 if x < a3 else zero
                 ds[j] = total
         for m in range(n & ~3, n):
             a0, g0 = s[m], G[m]
             for j in range(n):
                 x, g, total = s[j], G[j], ds[j]
-                total -= g + g0 if x > a0 else zero
+                total += g + g0 if x <= a0 else zero
                 total += g + g0 if x < a0 else zero
                 ds[j] = total
         return
-    everything = 0.0
-    for j in range(n):
-        everything += G[j]
-    lower, low = 0.0, 0  # sum of G, and number, of the entries below the group of ties low .. high - 1
-    while low < n:
-        value, group, high = s[order[low]], 0.0, low
-        while high < n and s[order[high]] == value:
-            group += G[order[high]]
-            high += 1
-        upper = everything - lower - group
+    upper, high = 0.0, n  # sum of G of the entries above the group of ties low .. high - 1
+    while high > 0:
+        value, group, low = s[order[high - 1]], 0.0, high
+        while low > 0 and s[order[low - 1]] == value:
+            low -= 1
+            group += G[order[low]]
         for p in range(low, high):
             j = order[p]
-            ds[j] -= G[j] * (low - (n - high)) + (lower - upper)
-        lower, low = lower + group, high
+            ds[j] += G[j] * (2 * (n - high) + (high - low)) + (2 * upper + group)
+        upper, high = upper + group, low
 
 
 @inline
@@ -195,12 +192,12 @@ def relaxed_topk_gradient(s, R, order, w, tau, q, rows, totals, G, ds):
             for j in range(n):
                 mean += P[j] * q[j]
             mean /= total
-            scale, c = real(w[rank - 1] / tau) / total, real(n + 1 - 2 * rank)
+            scale, c = real(w[rank - 1] / tau) / total, real(1 - 2 * rank)
             for j in range(n):
                 dz = scale * P[j] * (q[j] - mean)
                 G[j] += dz
                 ds[j] += c * dz
-    subtract_signs(s, G, order, ds)
+    add_pairs(s, G, order, ds)
 
 
 @inline
@@ -298,17 +295,11 @@ def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
         unpack(mask[b], total, ds[b])
 
 
-def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, *others: tuple[str, Tensor]) -> list:
+def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> list:
     """Check the arguments that the three operations share; s, w, mask and the others as arrays."""
-    if not (0 < tau < math.inf):
-        raise InputError(f"{function}: tau must be positive and finite, got {tau}")
     scores = view(function, "s", s, (None, None), FLOATS)
-    weights = view(function, "w", w, (len(s), None), (s.dtype,))
-    K, n = weights.shape[1], scores.shape[1]
-    if n < K:
-        raise InputError(f"{function}: k must be at most n, got {K} rank weights for lists of {n} entries")
-    valid = view(function, "mask", mask, tuple(s.shape), (torch.bool,))
-    return [scores, weights, valid, *(view(function, name, x, tuple(s.shape), (s.dtype,)) for name, x in others)]
+    check_softsort(function, s, w, tau, mask, **others)
+    return [scores, *(x.detach().contiguous().numpy() for x in (w, mask, *others.values()))]
 
 
 def _grain(n: int) -> int:
@@ -331,7 +322,7 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
     """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; other arguments as in `soft_topk_forward`."""
-    scores, weights, valid, upstream = _views("soft_topk_backward", s, w, tau, mask, ("q", q))
+    scores, weights, valid, upstream = _views("soft_topk_backward", s, w, tau, mask, q=q)
     ds = torch.empty(s.shape, dtype=s.dtype)
     threads.split(backward_lists, len(s), _grain(s.shape[1]), scores, weights, float(tau), valid, upstream, ds.numpy())
     return ds
@@ -339,7 +330,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
-    scores, weights, valid, relevance = _views("drm_lists", s, w, tau, mask, ("y", y))
+    scores, weights, valid, relevance = _views("drm_lists", s, w, tau, mask, y=y)
     loss, ds = torch.empty(len(s), dtype=s.dtype), torch.empty(s.shape, dtype=s.dtype)
     threads.split(
         drm_of_lists, len(s), _grain(s.shape[1]),

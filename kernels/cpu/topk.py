@@ -8,7 +8,6 @@ each query at work.
 `l2` is a product too: 2 u.v - |v|^2 is one dimension more, and - |u|^2 is added at the end.
 """
 
-import math
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, view
+from drm_triton.kernels.cpu.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k
+from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k, largest_norm
 
 
 def _has_avx512() -> bool:
@@ -232,6 +231,7 @@ class PackedItems:
 
     V: Tensor  # [N, d], what was packed
     score: Score
+    norm: float  # of the longest row
     panels: NDArray[np.float32]  # [*, depth, WIDTH], flat; the last panel filled up with zeros
 
 
@@ -243,7 +243,7 @@ def pack_items(V: Tensor, score: Score) -> PackedItems:
 def _pack(function: str, V: Tensor, score: Score) -> PackedItems:
     check_choice(function, "score", score, Score)
     view(function, "V", V, (None, None), FLOAT32)
-    _check_finite(function, "V", V)
+    norm = largest_norm(function, "V", V)
     N, d = V.shape
     depth = d + (score == "l2")
     panels = torch.zeros(-(-N // WIDTH) * WIDTH, depth)
@@ -251,13 +251,7 @@ def _pack(function: str, V: Tensor, score: Score) -> PackedItems:
     if score == "l2":
         panels[:N, :d] *= 2
         panels[:N, d] = -V.detach().square().sum(1)
-    return PackedItems(V, score, panels.view(-1, WIDTH, depth).transpose(1, 2).contiguous().view(-1).numpy())
-
-
-def _check_finite(function: str, label: str, factors: Tensor) -> None:
-    # A sum is finite only if every term is: one pass, and no tensor of flags.
-    if not math.isfinite(factors.sum().item()) and not factors.isfinite().all():
-        raise InputError(f"{function}: {label} holds values that are not finite (NaN or infinity)")
+    return PackedItems(V, score, norm, panels.view(-1, WIDTH, depth).transpose(1, 2).contiguous().view(-1).numpy())
 
 
 def top_k(
@@ -276,29 +270,17 @@ def top_k(
     items : int32 [m, k], scores : [m, k]; where fewer than k items remain, item -1 with score -inf.
     """
     name = "top_k"
-    check_top_k(queries, V.V if isinstance(V, PackedItems) else V, k, score, seen)
     view(name, "queries", queries, (None, None), FLOAT32)
-    _check_finite(name, "queries", queries)
     packed = V if isinstance(V, PackedItems) else _pack(name, V, score)
     if packed.score != score:
         raise InputError(f"{name}: the items were packed for the score {packed.score}, got {score}")
+    check_top_k(queries, packed.V, k, score, seen, packed.norm)
     (m, d), N = queries.shape, len(packed.V)
     if seen is None:
         indptr, indices = np.zeros(m + 1, np.int64), np.zeros(0, np.int32)
     else:
         indptr = view(name, "the indptr of seen", seen[0], (m + 1,), INT64)
         indices = view(name, "the indices of seen", seen[1], (None,), INT32)
-        if m and not (indptr[0] >= 0 and (np.diff(indptr) >= 0).all() and indptr[-1] <= len(indices)):
-            raise InputError(
-                f"{name}: the indptr of seen must ascend within [0, {len(indices)}], the length of indices"
-            )
-        masked = indices[indptr[0] : indptr[-1]]
-        check_index(name, "seen items", masked, N)
-        falls = (
-            np.flatnonzero(np.diff(masked) <= 0) + 1
-        )  # the sweep meets items in order; only a new row may start over
-        if not np.isin(falls, indptr - indptr[0]).all():
-            raise InputError(f"{name}: the indices of seen must ascend within each row")
     items, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
     depth = d + (score == "l2")
     blocks = -(-m // BLOCK)

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, check_index, view
+from drm_triton.kernels.cpu.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.interface import ADAGRAD_EPS, INT32, Score, check_update
 
@@ -152,8 +152,6 @@ def update_rows(
     origin = view(name, "source", source, (None,), INT32)
     if len(rows) == 0:
         return
-    check_index(name, "rows", row_ids, len(table))
-    check_index(name, "source", origin, len(X))
 
     E, bits = len(rows), max(1, (len(table) - 1).bit_length())
     bucket_bits = min(bits, MAX_BUCKET_BITS, max(0, E.bit_length() - 7))  # about a hundred entries in each, or more

@@ -24,7 +24,7 @@ from torch import Tensor
 from drm_triton.kernels import reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.options import registers
-from drm_triton.kernels.gpu.softsort import hard_rank, pairwise_distance, soft_topk, soft_topk_gradient
+from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, soft_topk, soft_topk_gradient, spoil
 from drm_triton.kernels.interface import ListGradients, Objective, check_lists
 
 
@@ -50,12 +50,24 @@ def finish_sizes(n: int) -> dict[str, int]:
     return {"BLOCK_N": block_n, "num_warps": max(1, min(16, block_n // 128))}
 
 
+# Looking at the values of users and items would make the host wait for the device, so an id outside its table is dealt
+# with here: its row is not read and its score is NaN, which spoils the list's losses and gradients for all to see.
+
+
 @triton.jit
-def _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D: tl.constexpr):
+def _known_user(users_ptr, row, n_users):
+    """The user of a list and whether it is one; 0 if not."""
+    user = tl.load(users_ptr + row).to(tl.int64)
+    known = (user >= 0) & (user < n_users)
+    return tl.where(known, user, 0), known
+
+
+@triton.jit
+def _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D: tl.constexpr):
     """Factors start .. start + BLOCK_D - 1 of the user and of the items: [1, BLOCK_D], [BLOCK_N, BLOCK_D]."""
     offs_d = start + tl.arange(0, BLOCK_D)[None, :]
     u = tl.load(U_row + offs_d, mask=offs_d < d, other=0.0)
-    v = tl.load(V_ptr + item[:, None] * d + offs_d, mask=live[:, None] & (offs_d < d), other=0.0)
+    v = tl.load(V_ptr + item[:, None] * d + offs_d, mask=inside[:, None] & (offs_d < d), other=0.0)
     return u, v
 
 
@@ -102,19 +114,20 @@ def _hinge(s, offs_n, live, rho, margin, ratio):
 
 @triton.jit
 def _finish(
-    row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
+    row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
     HINGE: tl.constexpr, MSE: tl.constexpr,
 ):  # fmt: skip
-    """Add hinge and mse to the DRM part (drm, ds), store losses and g: [BLOCK_N]."""
+    """Add hinge and mse to the DRM part (drm, ds), store losses and g [BLOCK_N]; bad is NaN to spoil them, else 0."""
     dtype: tl.constexpr = s.dtype
     lam = tl.full((), lam, dtype)
-    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds
+    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + bad
     if HINGE:
         hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
+        hinge += bad
         g += step
     if MSE:
         error = tl.where(live, s - (offs_n < rho).to(dtype), 0.0)
-        mse = tl.sum(error * error, axis=0) / n
+        mse = tl.sum(error * error, axis=0) / n + bad
         g += 2 * error / n
     tl.store(g_ptr + row * n + offs_n, g, mask=live)
     tl.store(losses_ptr + row, hinge)
@@ -124,7 +137,7 @@ def _finish(
     return g
 
 
-@triton.jit(do_not_specialize=["B"])
+@triton.jit(do_not_specialize=["B", "n_users", "n_items"])
 def _gradients_kernel(
     U_ptr,  # [M, d]
     V_ptr,  # [N, d]
@@ -136,6 +149,8 @@ def _gradients_kernel(
     g_ptr,  # [B, n], out
     user_grad_ptr,  # [B, d], out
     B: tl.int64,
+    n_users: tl.int64,
+    n_items: tl.int64,
     n: tl.int32,
     d: tl.int32,
     rho: tl.int32,
@@ -159,33 +174,37 @@ def _gradients_kernel(
     live = offs_n < n
     dtype: tl.constexpr = s_ptr.dtype.element_ty
     item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
-    U_row = U_ptr + tl.load(users_ptr + row).to(tl.int64) * d
+    user, known = _known_user(users_ptr, row, n_users)
+    inside = live & (item >= 0) & (item < n_items)
+    U_row = U_ptr + user * d
 
     if RESIDENT:
-        u, v = _load_rows(U_row, V_ptr, item, live, 0, d, BLOCK_D)
+        u, v = _load_rows(U_row, V_ptr, item, inside, 0, d, BLOCK_D)
         s = _score(u, v, L2)
     else:
         s = tl.zeros((BLOCK_N,), dtype)
         for start in range(0, d, BLOCK_D):
-            u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+            u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
             s += _score(u, v, L2)
+    s = tl.where(inside & known, s, float("nan"))
     tl.store(s_ptr + row * n + offs_n, s, mask=live)
     # The sum left each score with all the threads that share its row; a gather deals them out one to a thread, which
     # halves the registers and instructions of everything that follows.
-    s = tl.gather(tl.where(live, s, float("nan")), offs_n, 0)
+    s = tl.gather(s, offs_n, 0)
+    bad = spoil(s, live)
 
     drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
     if DRM:
         tau = tl.full((), tau, dtype)
-        b = pairwise_distance(s, n)
+        R = above_sums(s, n)
         place = offs_n
         if AP:
             place = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
-        Q = soft_topk(s, b, w_ptr, K, n, tau, place, AP, BLOCK_K)
+        Q = soft_topk(s, R, w_ptr, K, tau, place, AP, BLOCK_K)
         r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
-        drm = tl.sum(r * r, axis=0)
-        ds = soft_topk_gradient(s, b, -2 * r, w_ptr, n, K, n, tau, place, AP, BLOCK_K)
-    g = _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+        drm = tl.sum(r * r, axis=0) + bad
+        ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, place, AP, BLOCK_K)
+    g = _finish(row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
     out = user_grad_ptr + row * d
     if RESIDENT:
@@ -194,17 +213,19 @@ def _gradients_kernel(
     else:
         for start in range(0, d, BLOCK_D):
             offs_d = start + tl.arange(0, BLOCK_D)
-            u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+            u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
             tl.store(out + offs_d, _user_gradient(g, u, v, L2), mask=offs_d < d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_users", "n_items"])
 def _scores_kernel(
     U_ptr,  # [M, d]
     V_ptr,  # [N, d]
     users_ptr,  # int32 [B]
     items_ptr,  # int32 [B, n]
     s_ptr,  # [B, n], out
+    n_users: tl.int64,
+    n_items: tl.int64,
     n: tl.int32,
     d: tl.int32,
     tiles: tl.int32,
@@ -217,12 +238,14 @@ def _scores_kernel(
     offs_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = offs_n < n
     item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
-    U_row = U_ptr + tl.load(users_ptr + row).to(tl.int64) * d
+    user, known = _known_user(users_ptr, row, n_users)
+    inside = live & (item >= 0) & (item < n_items)
+    U_row = U_ptr + user * d
     s = tl.zeros((BLOCK_N,), s_ptr.dtype.element_ty)
     for start in range(0, d, BLOCK_D):
-        u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+        u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
         s += _score(u, v, L2)
-    tl.store(s_ptr + row * n + offs_n, s, mask=live)
+    tl.store(s_ptr + row * n + offs_n, tl.where(inside & known, s, float("nan")), mask=live)
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -248,10 +271,10 @@ def _finish_kernel(
     s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
     ds = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
     drm = tl.load(drm_ptr + row)
-    _finish(row, s, drm, ds, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+    _finish(row, s, drm, ds, spoil(s, live), offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_users", "n_items"])
 def _user_gradient_kernel(
     U_ptr,  # [M, d]
     V_ptr,  # [N, d]
@@ -259,6 +282,8 @@ def _user_gradient_kernel(
     items_ptr,  # int32 [B, n]
     g_ptr,  # [B, n]
     user_grad_ptr,  # [B, d], out
+    n_users: tl.int64,
+    n_items: tl.int64,
     n: tl.int32,
     d: tl.int32,
     tiles: tl.int32,
@@ -270,14 +295,16 @@ def _user_gradient_kernel(
     row = (tl.program_id(0) // tiles).to(tl.int64)
     start = (tl.program_id(0) % tiles) * BLOCK_D
     offs_d = start + tl.arange(0, BLOCK_D)
-    U_row = U_ptr + tl.load(users_ptr + row).to(tl.int64) * d
+    user, _ = _known_user(users_ptr, row, n_users)
+    U_row = U_ptr + user * d
     total = tl.zeros((BLOCK_D,), g_ptr.dtype.element_ty)
     for first in range(0, n, BLOCK_N):
         offs_n = first + tl.arange(0, BLOCK_N)
         live = offs_n < n
         item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
         g = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
-        u, v = _load_rows(U_row, V_ptr, item, live, start, d, BLOCK_D)
+        inside = live & (item >= 0) & (item < n_items)
+        u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
         total += _user_gradient(g, u, v, L2)
     tl.store(user_grad_ptr + row * d + offs_d, total, mask=offs_d < d)
 
@@ -300,11 +327,13 @@ def _weights(objective: Objective, n: int, dtype: torch.dtype, device: torch.dev
 def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> ListGradients:
     """Losses of B lists, their gradient to the scores and to the user's row (see `reference.list_gradients`).
 
+    A list with a score that is not finite, or on a GPU with an id outside U or V, has loss and gradient NaN.
+
     Parameters
     ----------
     U : [M, d], V : [N, d] (copied unless contiguous); users : int32 [B]; items : int32 [B, n], the rho positives first
     """
-    check_lists(U, V, users, items, objective)
+    check_lists(U, V, users, items, objective, values=U.device.type == "cpu")
     (B, n), d = items.shape, U.shape[1]
     U, V, users, items = U.contiguous(), V.contiguous(), users.contiguous(), items.contiguous()
     s, user_grad = U.new_empty(B, n), U.new_empty(B, d)
@@ -319,21 +348,25 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
         "HINGE": objective.hinge,
         "MSE": objective.mse,
     }
+    sizes = {"n_users": len(U), "n_items": len(V)}
     L2 = objective.score == "l2"
     if B == 0:
         g = torch.empty_like(s)
     elif n <= softsort.MAX_ITEMS:
         g = torch.empty_like(s)
         blocks = block_sizes(n, d, objective.K)
+        w = _weights(objective, n, U.dtype, U.device) if objective.drm else s  # not read without DRM
         _gradients_kernel[(B,)](
-            U, V, users, items, _weights(objective, n, U.dtype, U.device), s, losses, g, user_grad,
+            U, V, users, items, w, s, losses, g, user_grad,
             d=d, K=objective.K, tau=objective.tau, L2=L2, DRM=objective.drm, AP=objective.weight == "ap",
-            RESIDENT=d <= blocks["BLOCK_D"], **terms, **blocks, enable_fp_fusion=True,
+            RESIDENT=d <= blocks["BLOCK_D"], **sizes, **terms, **blocks, enable_fp_fusion=True,
         )  # fmt: skip
     else:
         drm, g = s.new_zeros(B), torch.zeros_like(s)
         tiles, parts = triton.cdiv(n, LONG["BLOCK_N"]), triton.cdiv(d, LONG["BLOCK_D"])
-        _scores_kernel[(B * tiles,)](U, V, users, items, s, n=n, d=d, tiles=tiles, L2=L2, **LONG, enable_fp_fusion=True)
+        _scores_kernel[(B * tiles,)](
+            U, V, users, items, s, n=n, d=d, tiles=tiles, L2=L2, **sizes, **LONG, enable_fp_fusion=True
+        )
         if objective.drm:
             mask = torch.ones_like(s, dtype=torch.bool)
             y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
@@ -341,7 +374,7 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
             drm, g = softsort_tiled.drm_lists(s, y, w, objective.tau, mask)
         _finish_kernel[(B,)](s, drm, losses, g, **terms, **finish_sizes(n), enable_fp_fusion=True)
         _user_gradient_kernel[(B * parts,)](
-            U, V, users, items, g, user_grad, n=n, d=d, tiles=parts, L2=L2, **LONG, enable_fp_fusion=True
+            U, V, users, items, g, user_grad, n=n, d=d, tiles=parts, L2=L2, **sizes, **LONG, enable_fp_fusion=True
         )
     hinge, drm, mse, loss = losses
     return ListGradients(s, hinge, drm, mse, loss, g, user_grad)

@@ -1,14 +1,15 @@
 """Relaxed top-K membership by NeuralSort, its gradient, and the DRM loss of lists.
 
-For the scores s of a list of n items:   b_j = sum_l |s_j - s_l|,   c_k = n + 1 - 2k
-    P_k = softmax((c_k s - b) / tau),   Q = sum_{k <= K} w_k P_k                               # Q: [n]
+For the scores s of a list of n items:   R_j = sum_l max(0, s_l - s_j)
+    P_k = softmax(-(2 R + (2k - 1) s) / tau),   Q = sum_{k <= K} w_k P_k                       # Q: [n]
 Gradient, with q = dL/dQ:   dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k
-    ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l) (G_j + G_l)
+    ds_j = sum_k (1 - 2k) dz_kj + sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l)
+which are the reference's P_k and gradient without the terms that cancel: see `kernels/cpu/softsort.py`.
 DRM:   r = y - Q,   L = ||r||^2,   q = -2 r
 
 A list of up to MAX_ITEMS items is one program: the n x n differences and the P_k are tiles of registers, and a list is
 read once and written once. Longer lists go to `softsort_tiled`. Ragged lists come with a mask; a masked entry has
-Q = ds = 0 whatever its score, and n is the number of the others.
+Q = ds = 0 whatever its score, and n is the number of the others. A list with a score that is not finite is NaN.
 """
 
 import torch
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drm_triton.kernels.gpu import softsort_tiled
+from drm_triton.kernels.interface import check_softsort
 
 MAX_ITEMS = 128  # at 4 warps; beyond, tiles over n give a list more than one program
 
@@ -37,29 +39,35 @@ CHUNK = tl.constexpr(16)
 
 
 @triton.jit
+def spoil(s, live):
+    """0, or NaN if a live score is not finite, which would pass for a dead entry: to be added to every result."""
+    return tl.where(tl.sum(tl.where(live, tl.abs(s), 0.0), axis=0) < float("inf"), 0.0, float("nan")).to(s.dtype)
+
+
+@triton.jit
 def _strip(x, start):
     """Entries start .. start + CHUNK - 1 of x: [CHUNK, 1]."""
     return tl.gather(x, start + tl.arange(0, CHUNK), 0)[:, None]
 
 
 @triton.jit
-def pairwise_distance(s, n):
-    """b_j = sum_l |s_j - s_l|: [BLOCK_N]."""
+def above_sums(s, n):
+    """R_j = sum_l max(0, s_l - s_j): [BLOCK_N]."""
     total = tl.zeros((CHUNK, s.shape[0]), s.dtype)
     for start in range(0, n, CHUNK):
-        distance = tl.abs(s[None, :] - _strip(s, start))
-        total += tl.where(distance >= 0, distance, 0.0)
+        above = _strip(s, start) - s[None, :]
+        total += tl.where(above > 0, above, 0.0)
     return tl.sum(total, axis=0)
 
 
 @triton.jit
-def pairwise_sign(s, G, n):
-    """sum_l sign(s_j - s_l) (G_j + G_l): [BLOCK_N]."""
+def pair_sums(s, G, n):
+    """sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l): [BLOCK_N]."""
     total = tl.zeros((CHUNK, s.shape[0]), s.dtype)
     for start in range(0, n, CHUNK):
         s_l = _strip(s, start)
-        sign = (s[None, :] > s_l).to(s.dtype) - (s[None, :] < s_l).to(s.dtype)
-        total += sign * (G[None, :] + _strip(G, start))
+        times = (s_l >= s[None, :]).to(s.dtype) + (s_l > s[None, :]).to(s.dtype)
+        total += times * (G[None, :] + _strip(G, start))
     return tl.sum(total, axis=0)
 
 
@@ -75,11 +83,11 @@ def hard_rank(s, n):
 
 
 @triton.jit
-def relaxed_rows(s, b, rank, length, tau):
-    """c_k and P_k for a tile of ranks: [BLOCK_K, 1], [BLOCK_K, BLOCK_N]; dead entries are 0."""
-    c = (length + 1 - 2 * rank).to(s.dtype)[:, None]
+def relaxed_rows(s, R, rank, tau):
+    """1 - 2k and P_k for a tile of ranks: [BLOCK_K, 1], [BLOCK_K, BLOCK_N]; dead entries are 0."""
+    c = (1 - 2 * rank).to(s.dtype)[:, None]
     live = (s == s)[None, :]
-    z = tl.where(live, (c * s[None, :] - b[None, :]) / tau, float("-inf"))
+    z = tl.where(live, (c * s[None, :] - 2 * R[None, :]) / tau, float("-inf"))
     e = tl.exp(tl.where(live, z - tl.max(z, axis=1)[:, None], float("-inf")))
     Z = tl.sum(e, axis=1)[:, None]
     return c, e / tl.where(Z > 0, Z, 1.0)  # 0 for a list with no live entry
@@ -98,28 +106,28 @@ def rank_weight(w_ptr, rank, K, place, AP: tl.constexpr):
 
 
 @triton.jit
-def soft_topk(s, b, w_ptr, K, length, tau, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
+def soft_topk(s, R, w_ptr, K, tau, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
     """Q = sum_k w_k P_k: [BLOCK_N]."""
     Q = tl.zeros_like(s)
     for first in range(1, K + 1, BLOCK_K):
         rank = first + tl.arange(0, BLOCK_K)
-        _, P = relaxed_rows(s, b, rank, length, tau)
+        _, P = relaxed_rows(s, R, rank, tau)
         Q += tl.sum(rank_weight(w_ptr, rank, K, place, AP) * P, axis=0)
     return Q
 
 
 @triton.jit
-def soft_topk_gradient(s, b, q, w_ptr, n, K, length, tau, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
+def soft_topk_gradient(s, R, q, w_ptr, n, K, tau, place, AP: tl.constexpr, BLOCK_K: tl.constexpr):
     """Gradient ds for an upstream gradient q = dL/dQ, zero for dead entries: [BLOCK_N]."""
     ds, G = tl.zeros_like(s), tl.zeros_like(s)
     for first in range(1, K + 1, BLOCK_K):
         rank = first + tl.arange(0, BLOCK_K)
-        c, P = relaxed_rows(s, b, rank, length, tau)
+        c, P = relaxed_rows(s, R, rank, tau)
         w = rank_weight(w_ptr, rank, K, place, AP)
         dz = w * P * (q[None, :] - tl.sum(P * q[None, :], axis=1)[:, None]) / tau
         ds += tl.sum(c * dz, axis=0)
         G += tl.sum(dz, axis=0)
-    return tl.where(s == s, ds - pairwise_sign(s, G, n), 0.0)
+    return tl.where(s == s, ds + pair_sums(s, G, n), 0.0)
 
 
 @triton.jit
@@ -142,29 +150,29 @@ def _lists_kernel(
     mask_n = offs_n < n
     live = tl.load(mask_ptr + row * n + offs_n, mask=mask_n, other=0) != 0
     s = tl.load(s_ptr + row * n + offs_n, mask=live, other=float("nan"))
+    bad = spoil(s, live)
     tau = tl.full((), tau, s.dtype)
-    length = tl.sum(live.to(tl.int32), axis=0)
     w_row = w_ptr + row * K
-    b = pairwise_distance(s, n)
+    R = above_sums(s, n)
     if MODE != "forward":
         x = tl.load(x_ptr + row * n + offs_n, mask=live, other=0.0)
     if MODE != "backward":
-        Q = soft_topk(s, b, w_row, K, length, tau, offs_n, False, BLOCK_K)
+        Q = soft_topk(s, R, w_row, K, tau, offs_n, False, BLOCK_K)
     if MODE == "forward":
-        tl.store(out_ptr + row * n + offs_n, Q, mask=mask_n)
+        tl.store(out_ptr + row * n + offs_n, tl.where(live, Q + bad, 0.0), mask=mask_n)
     else:
         q = x
         if MODE == "drm":
             r = tl.where(live, x - Q, 0.0)
-            tl.store(loss_ptr + row, tl.sum(r * r, axis=0))
+            tl.store(loss_ptr + row, tl.sum(r * r, axis=0) + bad)
             q = -2 * r
-        ds = soft_topk_gradient(s, b, q, w_row, n, K, length, tau, offs_n, False, BLOCK_K)
-        tl.store(out_ptr + row * n + offs_n, ds, mask=mask_n)
+        ds = soft_topk_gradient(s, R, q, w_row, n, K, tau, offs_n, False, BLOCK_K)
+        tl.store(out_ptr + row * n + offs_n, tl.where(live, ds + bad, 0.0), mask=mask_n)
 
 
 def _launch(mode: str, s: Tensor, x: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Run `_lists_kernel` on contiguous copies where needed: (loss [B], Q or ds [B, n])."""
-    s, x, w, mask = s.contiguous(), x.to(s.dtype).contiguous(), w.to(s.dtype).contiguous(), mask.contiguous()
+    s, x, w, mask = s.contiguous(), x.contiguous(), w.contiguous(), mask.contiguous()
     (B, n), K = s.shape, w.shape[1]
     loss, out = s.new_empty(B), torch.empty_like(s)
     if B > 0:
@@ -179,12 +187,13 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
     Parameters
     ----------
-    s : [B, n] scores, float32 or float64; w : [B, K] rank weights; mask : bool [B, n], False for padding
+    s : [B, n] scores, float32 or float64; w : [B, K] rank weights, alike; mask : bool [B, n], False for padding
 
     Returns
     -------
     [B, n]
     """
+    check_softsort("soft_topk_forward", s, w, tau, mask)
     if s.shape[1] > MAX_ITEMS:
         return softsort_tiled.soft_topk_forward(s, w, tau, mask)
     return _launch("forward", s, s, w, tau, mask)[1]
@@ -192,6 +201,7 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
     """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; the rest as in `soft_topk_forward`."""
+    check_softsort("soft_topk_backward", s, w, tau, mask, q=q)
     if s.shape[1] > MAX_ITEMS:
         return softsort_tiled.soft_topk_backward(s, w, tau, mask, q)
     return _launch("backward", s, q, w, tau, mask)[1]
@@ -199,6 +209,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
+    check_softsort("drm_lists", s, w, tau, mask, y=y)
     if s.shape[1] > MAX_ITEMS:
         return softsort_tiled.drm_lists(s, y, w, tau, mask)
     return _launch("drm", s, y, w, tau, mask)

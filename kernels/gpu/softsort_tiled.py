@@ -2,12 +2,14 @@
 
 Three kernels, each run over all lists, parallel within a list too (a list of 4096 items alone fills a GPU):
 
-    pairs  : per tile of items, loop over all items    b_j = sum_l |s_j - s_l|,  or the sign sum of the gradient
+    pairs  : per tile of items, loop over all items    R_j = sum_l max(0, s_l - s_j),  or the pairs of the gradient
     ranks  : per tile of ranks, loop over all items    top_k = max_j z_kj,  Z_k = sum_j exp(z_kj - top_k),  <P_k, q>
-    items  : per tile of items, loop over all ranks    Q_j = sum_k w_k P_kj,  or G_j and sum_k c_k dz_kj
+    items  : per tile of items, loop over all ranks    Q_j = sum_k w_k P_kj,  or G_j and sum_k (1 - 2k) dz_kj
 
 P_k is made again from (top_k, Z_k) where it is needed: n * K exponentials are cheaper than n * K floats of traffic.
 """
+
+import math
 
 import torch
 import triton
@@ -26,11 +28,11 @@ ITEMS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4}
 def _pairs_kernel(
     s_ptr,  # [B, n]
     mask_ptr,  # bool [B, n]
-    G_ptr,  # [B, n], read if SIGN
-    out_ptr,  # [B, n]: b; if SIGN, holds sum_k c_k dz_k and becomes ds
+    G_ptr,  # [B, n], read if GRADIENT
+    out_ptr,  # [B, n]: R; if GRADIENT, holds sum_k (1 - 2k) dz_k and becomes ds
     n: tl.int32,
     tiles: tl.int32,
-    SIGN: tl.constexpr,
+    GRADIENT: tl.constexpr,
     BLOCK_J: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
@@ -40,39 +42,38 @@ def _pairs_kernel(
     live_j = tl.load(mask_ptr + row + offs_j, mask=mask_j, other=0) != 0
     s_j = tl.load(s_ptr + row + offs_j, mask=live_j, other=0.0)
     total = tl.zeros_like(s_j)
-    if SIGN:
+    if GRADIENT:
         G_j = tl.load(G_ptr + row + offs_j, mask=live_j, other=0.0)
     for start in range(0, n, BLOCK_L):
         offs_l = start + tl.arange(0, BLOCK_L)
         live_l = tl.load(mask_ptr + row + offs_l, mask=offs_l < n, other=0) != 0
         s_l = tl.load(s_ptr + row + offs_l, mask=live_l, other=0.0)
-        difference = s_j[:, None] - s_l[None, :]
-        if SIGN:
+        above = s_l[None, :] - s_j[:, None]
+        if GRADIENT:
             G_l = tl.load(G_ptr + row + offs_l, mask=live_l, other=0.0)
             pair = tl.where(live_l[None, :], G_j[:, None] + G_l[None, :], 0.0)
-            total += tl.sum(tl.where(difference > 0, pair, tl.where(difference < 0, -pair, 0.0)), axis=1)
+            total += tl.sum(tl.where(above > 0, 2 * pair, tl.where(above == 0, pair, 0.0)), axis=1)
         else:
-            total += tl.sum(tl.where(live_l[None, :], tl.abs(difference), 0.0), axis=1)
-    if SIGN:
-        total = tl.load(out_ptr + row + offs_j, mask=live_j, other=0.0) - total
+            total += tl.sum(tl.where(live_l[None, :] & (above > 0), above, 0.0), axis=1)
+    if GRADIENT:
+        total = tl.load(out_ptr + row + offs_j, mask=live_j, other=0.0) + total
     tl.store(out_ptr + row + offs_j, tl.where(live_j, total, 0.0), mask=mask_j)
 
 
 @triton.jit
-def _logits(s_ptr, b_ptr, mask_ptr, offs_n, n, c, tau):
-    """z_kj = (c_k s_j - b_j) / tau and whether j is live: [BLOCK_K, BLOCK_N], [1, BLOCK_N]."""
+def _logits(s_ptr, R_ptr, mask_ptr, offs_n, n, c, tau):
+    """z_kj = (c_k s_j - 2 R_j) / tau, c_k = 1 - 2k, and whether j is live: [BLOCK_K, BLOCK_N], [1, BLOCK_N]."""
     live = tl.load(mask_ptr + offs_n, mask=offs_n < n, other=0) != 0
     s = tl.load(s_ptr + offs_n, mask=live, other=0.0)
-    b = tl.load(b_ptr + offs_n, mask=live, other=0.0)
-    return (c * s[None, :] - b[None, :]) / tau, live[None, :]
+    R = tl.load(R_ptr + offs_n, mask=live, other=0.0)
+    return (c * s[None, :] - 2 * R[None, :]) / tau, live[None, :]
 
 
 @triton.jit
 def _ranks_kernel(
     s_ptr,  # [B, n]
-    b_ptr,  # [B, n]
+    R_ptr,  # [B, n]
     mask_ptr,  # bool [B, n]
-    length_ptr,  # int64 [B]
     q_ptr,  # [B, n], read if DOT
     top_ptr,  # [B, K], out
     Z_ptr,  # [B, K], out
@@ -87,18 +88,18 @@ def _ranks_kernel(
 ):
     row = (tl.program_id(0) // tiles).to(tl.int64)
     rank = (tl.program_id(0) % tiles) * BLOCK_K + 1 + tl.arange(0, BLOCK_K)
-    s_row, b_row, mask_row = s_ptr + row * n, b_ptr + row * n, mask_ptr + row * n
+    s_row, R_row, mask_row = s_ptr + row * n, R_ptr + row * n, mask_ptr + row * n
     dtype: tl.constexpr = s_ptr.dtype.element_ty
     tau = tl.full((), tau, dtype)
-    c = (tl.load(length_ptr + row) + 1 - 2 * rank).to(dtype)[:, None]
+    c = (1 - 2 * rank).to(dtype)[:, None]
     top = tl.full((BLOCK_K,), float("-inf"), dtype)
     for start in range(0, n, BLOCK_N):
-        z, live = _logits(s_row, b_row, mask_row, start + tl.arange(0, BLOCK_N), n, c, tau)
+        z, live = _logits(s_row, R_row, mask_row, start + tl.arange(0, BLOCK_N), n, c, tau)
         top = tl.maximum(top, tl.max(tl.where(live, z, float("-inf")), axis=1))
     Z, dot = tl.zeros_like(top), tl.zeros_like(top)
     for start in range(0, n, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
-        z, live = _logits(s_row, b_row, mask_row, offs_n, n, c, tau)
+        z, live = _logits(s_row, R_row, mask_row, offs_n, n, c, tau)
         e = tl.exp(tl.where(live, z - top[:, None], float("-inf")))
         Z += tl.sum(e, axis=1)
         if DOT:
@@ -115,15 +116,14 @@ def _ranks_kernel(
 @triton.jit
 def _items_kernel(
     s_ptr,  # [B, n]
-    b_ptr,  # [B, n]
+    R_ptr,  # [B, n]
     mask_ptr,  # bool [B, n]
-    length_ptr,  # int64 [B]
     w_ptr,  # [B, K]
     q_ptr,  # [B, n], read if GRADIENT
     top_ptr,  # [B, K]
     Z_ptr,  # [B, K]
     dot_ptr,  # [B, K], read if GRADIENT
-    out_ptr,  # [B, n], out: Q; if GRADIENT, sum_k c_k dz_k
+    out_ptr,  # [B, n], out: Q; if GRADIENT, sum_k (1 - 2k) dz_k
     G_ptr,  # [B, n], out if GRADIENT
     n: tl.int32,
     K: tl.int32,
@@ -135,10 +135,9 @@ def _items_kernel(
 ):
     row = (tl.program_id(0) // tiles).to(tl.int64)
     offs_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    s_row, b_row, mask_row = s_ptr + row * n, b_ptr + row * n, mask_ptr + row * n
+    s_row, R_row, mask_row = s_ptr + row * n, R_ptr + row * n, mask_ptr + row * n
     dtype: tl.constexpr = s_ptr.dtype.element_ty
     tau = tl.full((), tau, dtype)
-    length = tl.load(length_ptr + row)
     out = tl.zeros((BLOCK_N,), dtype)
     if GRADIENT:
         G = tl.zeros((BLOCK_N,), dtype)
@@ -146,8 +145,8 @@ def _items_kernel(
     for first in range(1, K + 1, BLOCK_K):
         rank = first + tl.arange(0, BLOCK_K)
         offs_k, mask_k = row * K + rank - 1, rank <= K
-        c = (length + 1 - 2 * rank).to(dtype)[:, None]
-        z, live = _logits(s_row, b_row, mask_row, offs_n, n, c, tau)
+        c = (1 - 2 * rank).to(dtype)[:, None]
+        z, live = _logits(s_row, R_row, mask_row, offs_n, n, c, tau)
         top = tl.load(top_ptr + offs_k, mask=mask_k, other=float("inf"))[:, None]
         Z = tl.load(Z_ptr + offs_k, mask=mask_k, other=1.0)[:, None]
         w = tl.load(w_ptr + offs_k, mask=mask_k, other=0.0)[:, None]
@@ -168,16 +167,18 @@ class _Lists:
     """The arguments of one call, contiguous, and the launches on them."""
 
     def __init__(self, s: Tensor, w: Tensor, tau: float, mask: Tensor) -> None:
-        self.s, self.w, self.mask, self.tau = s.contiguous(), w.to(s.dtype).contiguous(), mask.contiguous(), tau
+        # One score that is not finite spoils its whole list, visibly.
+        finite = torch.where(mask, s, 0).abs().sum(-1, keepdim=True) < math.inf
+        self.s = torch.where(finite, s, math.nan).contiguous()
+        self.w, self.mask, self.tau = w.contiguous(), mask.contiguous(), tau
         (self.B, self.n), self.K = s.shape, w.shape[1]
-        self.length = mask.sum(-1)
         self.top, self.Z, self.dot = (torch.empty_like(self.w) for _ in range(3))
-        self.b = self._pairs(torch.empty_like(self.s))
+        self.R = self._pairs(torch.empty_like(self.s))
 
     def _pairs(self, out: Tensor, G: Tensor | None = None) -> Tensor:
         tiles = triton.cdiv(self.n, PAIRS["BLOCK_J"])
         _pairs_kernel[(self.B * tiles,)](
-            self.s, self.mask, out if G is None else G, out, n=self.n, tiles=tiles, SIGN=G is not None,
+            self.s, self.mask, out if G is None else G, out, n=self.n, tiles=tiles, GRADIENT=G is not None,
             **PAIRS, enable_fp_fusion=True,
         )  # fmt: skip
         return out
@@ -185,7 +186,7 @@ class _Lists:
     def _ranks(self, q: Tensor | None) -> None:
         tiles = triton.cdiv(self.K, RANKS["BLOCK_K"])
         _ranks_kernel[(self.B * tiles,)](
-            self.s, self.b, self.mask, self.length, self.s if q is None else q, self.top, self.Z, self.dot,
+            self.s, self.R, self.mask, self.s if q is None else q, self.top, self.Z, self.dot,
             n=self.n, K=self.K, tiles=tiles, tau=self.tau, DOT=q is not None, **RANKS, enable_fp_fusion=True,
         )  # fmt: skip
 
@@ -193,7 +194,7 @@ class _Lists:
         out, G = torch.empty_like(self.s), torch.empty_like(self.s)
         tiles = triton.cdiv(self.n, ITEMS["BLOCK_N"])
         _items_kernel[(self.B * tiles,)](
-            self.s, self.b, self.mask, self.length, self.w, self.s if q is None else q, self.top, self.Z, self.dot,
+            self.s, self.R, self.mask, self.w, self.s if q is None else q, self.top, self.Z, self.dot,
             out, G, n=self.n, K=self.K, tiles=tiles, tau=self.tau, GRADIENT=q is not None, **ITEMS,
             enable_fp_fusion=True,
         )  # fmt: skip
@@ -204,7 +205,7 @@ class _Lists:
         return self._items(None)[0]
 
     def backward(self, q: Tensor) -> Tensor:
-        q = torch.where(self.mask, q, 0).to(self.s.dtype)
+        q = torch.where(self.mask, q, 0)
         self._ranks(q)
         return self._pairs(*self._items(q))
 
@@ -222,5 +223,5 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n]."""
     lists = _Lists(s, w, tau, mask)
-    r = torch.where(mask, y - lists.forward(), 0).to(s.dtype)
+    r = torch.where(mask, y - lists.forward(), 0)
     return (r * r).sum(-1), lists.backward(-2 * r)

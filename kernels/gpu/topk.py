@@ -180,7 +180,7 @@ def top_k(
 
     Parameters
     ----------
-    queries : [m, d]; V : [N, d]
+    queries : [m, d]; V : [N, d], finite, and so small that no score overflows
     seen : (indptr int64 [m + 1], indices int32, ascending within a row): items of each query that are left out
 
     Returns
@@ -190,7 +190,8 @@ def top_k(
     check_top_k(queries, V, k, score, seen)
     queries, V = queries.float().contiguous(), V.float().contiguous()
     (m, d), n_items, device = queries.shape, len(V), queries.device
-    indptr, indices = seen if seen is not None else (torch.zeros(1, dtype=torch.int64, device=device),) * 2
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    indptr, indices = (none, none) if seen is None else (seen[0].contiguous(), seen[1].contiguous())
     # Room for k keys and several tiles: a prune leaves k, so 4 k makes prunes rare after the first few.
     capacity = triton.next_power_of_2(4 * k + 8 * BLOCK_N)
     block_m = triton.cdiv(m, BLOCK_M)

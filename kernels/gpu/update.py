@@ -7,6 +7,9 @@ of X that its group names. Per row, in the order of the entries:
 The entries are sorted by row (stable), so those of a row stand side by side. A program walks CHUNK sorted places; where
 a row begins it sums the whole row's entries, BLOCK_E at a time, and updates it. Each row has one owner and one order of
 summation: no atomics, the same bits on every run, and the E x d entry gradients are never stored.
+
+On a GPU nobody waits for the values of rows and source: an entry whose source is outside X makes its row NaN, and rows
+outside the table are left alone and fail an assertion on the device.
 """
 
 import torch
@@ -29,7 +32,7 @@ def block_sizes(d: int) -> dict[str, int]:
     return {"BLOCK_D": block_d, "BLOCK_E": 8, "CHUNK": 8, "num_warps": max(1, min(8, block_d // 128))}
 
 
-@triton.jit(do_not_specialize=["E", "group"])
+@triton.jit(do_not_specialize=["E", "group", "n_rows", "n_sources"])
 def _update_kernel(
     table_ptr,  # [R, d], in place
     state_ptr,  # [R, d], in place
@@ -38,6 +41,9 @@ def _update_kernel(
     coef_ptr,  # [E]
     X_ptr,  # [*, d]
     source_ptr,  # int32 [E / group]
+    inside_ptr,  # bool, out: whether all rows are in the table
+    n_rows: tl.int64,
+    n_sources: tl.int64,
     E: tl.int64,
     group: tl.int64,
     d: tl.int32,
@@ -51,10 +57,12 @@ def _update_kernel(
     mask_d = offs_d < d
     dtype: tl.constexpr = table_ptr.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * CHUNK
+    if first == 0:
+        tl.store(inside_ptr, (tl.load(sorted_ptr) >= 0) & (tl.load(sorted_ptr + E - 1) < n_rows))
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1)
     for place in range(first, tl.minimum(first + CHUNK, E)):
         row = tl.load(sorted_ptr + place)
-        if row != before:
+        if (row != before) & (row >= 0) & (row < n_rows):
             offset = row.to(tl.int64) * d + offs_d
             x_row = tl.load(table_ptr + offset, mask=mask_d, other=0.0)
             grad = tl.zeros((BLOCK_D,), dtype)
@@ -66,8 +74,12 @@ def _update_kernel(
                 coef = tl.load(coef_ptr + entry, mask=mine, other=0.0)
                 used = coef != 0  # a hinge alone leaves most coefficients at 0
                 source = tl.load(source_ptr + entry // group, mask=used, other=0).to(tl.int64)
+                known = (source >= 0) & (source < n_sources)
+                coef = tl.where(known, coef, float("nan"))
                 x = tl.load(
-                    X_ptr + source[:, None] * d + offs_d[None, :], mask=used[:, None] & mask_d[None, :], other=0.0
+                    X_ptr + source[:, None] * d + offs_d[None, :],
+                    mask=(used & known)[:, None] & mask_d[None, :],
+                    other=0.0,
                 )
                 if L2:
                     x = 2 * (x - x_row[None, :])
@@ -92,16 +104,18 @@ def update_rows(
     table, state : [R, d] factors and Adagrad's sum of squares, contiguous
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E (see `reference.update_rows`)
     """
-    check_update(table, state, rows, coef, X, source, lr, score)
+    check_update(table, state, rows, coef, X, source, lr, score, values=table.device.type == "cpu")
     E, d = len(rows), table.shape[1]
     if E == 0:
         return
     ascending, order = torch.sort(rows, stable=True)
+    inside = torch.empty((), dtype=torch.bool, device=table.device)
     blocks = block_sizes(d)
     # Nothing here waits for the device and every shape is that of the batch, so the trainer's step (sample, gradients,
     # both updates) can be captured in a CUDA graph as it stands.
     _update_kernel[(triton.cdiv(E, blocks["CHUNK"]),)](
-        table, state, ascending, order, coef.contiguous(), X.contiguous(), source.contiguous(),
-        E=E, group=E // len(source), d=d, lr=lr, L2=score == "l2",
+        table, state, ascending, order, coef.contiguous(), X.contiguous(), source.contiguous(), inside,
+        n_rows=len(table), n_sources=len(X), E=E, group=E // len(source), d=d, lr=lr, L2=score == "l2",
         **blocks, enable_fp_fusion=True,
     )  # fmt: skip
+    torch._assert_async(inside, f"update_rows: rows must be in [0, {len(table)})")

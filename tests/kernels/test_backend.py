@@ -126,6 +126,16 @@ def test_unusable_or_unknown_choice_says_why_and_where_it_came_from(monkeypatch)
         backend_for("cpu")
 
 
+def test_auto_without_any_backend_blames_no_choice_of_the_user(monkeypatch):
+    pretend_gpu(monkeypatch, available=False)
+    hide(monkeypatch, "numba")
+    for ask in (lambda: get_backend(), lambda: get_backend("auto")):
+        with pytest.raises(
+            InputError, match=r"^backend auto \(triton .*: torch sees no GPU.*\): cpu .*: Numba is not inst"
+        ):
+            ask()
+
+
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, drm_triton.kernels; print([m for m in ('torch', 'triton', 'numba') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)

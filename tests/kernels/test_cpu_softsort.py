@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.jit import inline
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX, exp
@@ -28,10 +27,14 @@ def case(seed: int, B: int, n: int, k: int, dtype: torch.dtype, weight: str = "u
     return s, y, w, mask, q
 
 
-def assert_close(got: Tensor, want: Tensor, n: int, size: float, tau: float) -> None:
-    """A score's rounding is multiplied by up to 2 n / tau in the softmax."""
+def assert_close(got: Tensor, want: Tensor, n: int, k: int, size: float, tau: float) -> None:
+    """Sums of n terms are off by about eps sqrt(n); a score's rounding is multiplied by up to 4 K / tau.
+
+    The reference's, in float64, is multiplied by up to 2 n / tau.
+    """
     eps = torch.finfo(got.dtype).eps
-    bound = 4 * eps * (n**0.5 + 2 * n * size / tau) * max(want.abs().max().item(), 1)
+    own, others = n**0.5 + 4 * k * size / tau, 2 * n * size / tau
+    bound = 4 * (eps * own + torch.finfo(want.dtype).eps * others) * max(want.abs().max().item(), 1)
     torch.testing.assert_close(got.double(), want, rtol=0, atol=bound)
 
 
@@ -52,7 +55,7 @@ def assert_agrees(s: Tensor, y: Tensor, w: Tensor, mask: Tensor, q: Tensor, tau:
     ]
     size = s[mask].abs().max().item()
     for x, reference_x in zip(got, want, strict=True):
-        assert_close(x, reference_x, s.shape[1], size, tau)
+        assert_close(x, reference_x, s.shape[1], w.shape[1], size, tau)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -71,6 +74,16 @@ def test_every_weight_and_temperature(weight, tau):
 
 def test_thousands_of_entries():
     assert_agrees(*case(2, 2, 4096, 10, torch.float32), tau=1.0)
+
+
+@pytest.mark.parametrize("n", [16, 48, 128, 256, PAIRWISE_MAX, LONG, 4096])
+@pytest.mark.parametrize("tau", [0.3, 3.0])
+def test_gradient_of_a_float32_list_is_as_exact_at_any_length(n, tau):
+    """The largest error over the largest entry stays at a few roundings of a score over tau."""
+    s, y, w, mask, _ = case(n, 10, n, 3, torch.float32, ragged=False)
+    want = reference.drm_lists(s.double(), y.double(), w.double(), tau, mask)[1]
+    error = (cpu.drm_lists(s, y, w, tau, mask)[1] - want).abs().amax(1) / want.abs().amax(1)
+    assert error.max() < 30 * 2.0**-23 / min(tau, 1)
 
 
 @pytest.mark.parametrize("n", [20, LONG])
@@ -104,20 +117,6 @@ def test_first_ranks_are_exact_in_long_float32_lists():
     assert (reference.soft_topk_forward(s, w, 1.0, mask) - want).abs().max() > 2e-5
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("n", [10, LONG])
-def test_a_bad_score_shows(bad, n):
-    s, y, w, mask, q = case(6, 3, n, 2, torch.float32)
-    s[1, 0] = bad
-    results = [cpu.soft_topk_forward(s, w, 1.0, mask), cpu.soft_topk_backward(s, w, 1.0, mask, q)]
-    loss, ds = cpu.drm_lists(s, y, w, 1.0, mask)
-    assert loss[1].isnan()
-    assert loss[[0, 2]].isfinite().all()
-    for x in (*results, ds):
-        assert x[1][mask[1]].isnan().all()
-        assert x[[0, 2]].isfinite().all()
-
-
 def test_nothing_and_empty_lists():
     s, y, w, mask, _ = case(7, 3, 5, 2, torch.float32)
     assert cpu.drm_lists(s[:0], y[:0], w[:0], 1.0, mask[:0])[1].shape == (0, 5)
@@ -149,20 +148,3 @@ def test_exponential():
     x = torch.tensor([0.0, -87.5, -1000.0, -float("inf")])
     apply(x.numpy())
     assert x.tolist() == [1.0, 0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda a: a | {"tau": 0.0}, "drm_lists: tau must be positive and finite, got 0.0"),
-        (lambda a: a | {"s": a["s"].half()}, "drm_lists: s must be float32 or float64, got float16"),
-        (lambda a: a | {"y": a["y"].double()}, "drm_lists: y must be float32, got float64"),
-        (lambda a: a | {"mask": a["mask"].int()}, "drm_lists: mask must be bool, got int32"),
-        (lambda a: a | {"mask": a["mask"][:, :4]}, r"drm_lists: mask must have shape \[3, 5\], got \[3, 4\]"),
-        (lambda a: a | {"w": torch.ones(3, 6)}, "drm_lists: k must be at most n, got 6 rank weights for lists of 5"),
-    ],
-)
-def test_bad_arguments(change, message):
-    s, y, w, mask, _ = case(9, 3, 5, 2, torch.float32)
-    with pytest.raises(InputError, match=message):
-        cpu.drm_lists(**change({"s": s, "y": y, "w": w, "tau": 1.0, "mask": mask}))

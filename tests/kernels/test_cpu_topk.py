@@ -123,14 +123,9 @@ def test_threads_give_the_same_bits():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a | {"k": 0}, "top_k: k must be at least 1, got 0"),
         (lambda a: a | {"score": "cosine"}, "top_k: score must be one of dot, l2"),
         (lambda a: a | {"V": a["V"][:, :2]}, r"top_k: V must have shape \[any, 4\], got \[10, 2\]"),
-        (lambda a: a | {"V": a["V"] / 0}, r"top_k: V holds values that are not finite"),
-        (lambda a: a | {"queries": a["queries"] * float("nan")}, r"top_k: queries holds values that are not finite"),
-        (lambda a: a | {"seen": (a["seen"][0], a["seen"][1] + 10)}, r"top_k: seen items must be in \[0, 10\)"),
-        (lambda a: a | {"seen": (a["seen"][0] + 99, a["seen"][1])}, "top_k: the indptr of seen must ascend"),
-        (lambda a: a | {"seen": (a["seen"][0], a["seen"][1].flip(0))}, "top_k: the indices of seen must ascend within"),
+        (lambda a: a | {"V": a["V"].double()}, "top_k: V must be float32, got float64"),
     ],
 )
 def test_bad_arguments(change, message):

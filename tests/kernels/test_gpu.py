@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
-from drm_triton.kernels.gpu import topk
+from drm_triton.kernels.gpu import topk, update
 from drm_triton.kernels.interface import ListPlan, Objective
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,6 +97,27 @@ def test_a_row_with_many_entries_and_no_entry_at_all():
     assert state.tolist() == [[0.0] * 4, [250000.0] * 4]
     # 0.1 - 1 = -0.9 in each of 4 factors, then onto the unit ball
     assert table[1].tolist() == pytest.approx([-0.5] * 4)
+
+
+def test_entries_outside_the_tables_reach_no_memory_but_theirs(monkeypatch):
+    """What a GPU does, where the host does not look at values: NaN for an unknown source, an assertion for a row."""
+    monkeypatch.setattr(update, "check_update", lambda *_, **__: None)
+    large = torch.full((6, 4), 0.5, device=DEVICE)  # the table and its state are the middle of larger ones
+    large_state, X = torch.ones_like(large), torch.full((2, 4), 0.25, device=DEVICE)
+    coef = torch.ones(3, device=DEVICE)
+
+    def step(rows, source):
+        ids = [torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (rows, source)]
+        gpu.update_rows(large[2:4], large_state[2:4], ids[0], coef, X, ids[1], 0.1, "dot")
+
+    step([0, 1, 1], [0, 2, 1])
+    assert large.isnan().any(1).tolist() == [False, False, False, True, False, False]
+    large.fill_(0.5)
+    if DEVICE == "cpu":  # on a GPU a failed assertion ends the process's use of it
+        for row in (-1, 2):
+            with pytest.raises(RuntimeError, match=r"update_rows: rows must be in \[0, 2\)"):
+                step([0, row, 0], [0, 1, 1])
+        assert (large[[0, 1, 3, 4, 5]] == 0.5).all()
 
 
 # ---------------------------------------------------------------------------------------------------------------
