@@ -44,8 +44,8 @@ from drm_triton.trainer import initial_state, objective_of
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
-LIGHTFM_EPOCHS = 10  # before the race: WARP samples more as it learns
-BUFFALO_EPOCHS = 5
+EPOCHS_BEFORE = 10  # of WARP before it is timed: it samples more as it learns
+BUFFALO_EPOCHS = 5  # timed
 
 
 def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Callable[[], None]]:
@@ -58,7 +58,7 @@ def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Callable[[], Non
     def epoch(epochs: int = 1) -> None:
         model.fit_partial(interactions, epochs=epochs, num_threads=threads.n_threads())
 
-    epoch(LIGHTFM_EPOCHS)
+    epoch(EPOCHS_BEFORE)
     return model, epoch
 
 
@@ -105,22 +105,26 @@ print(json.dumps(time.perf_counter() - began))
 
 
 def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 3) -> float:
-    """Positives per second of buffalo's WARP, in its own interpreter."""
+    """Positives per second of buffalo's WARP, in its own interpreter: a longer training less a shorter one."""
     import scipy.io
 
-    times = []
+    def seconds(code: str) -> float:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=folder)
+        if done.returncode:
+            raise SystemExit(f"buffalo failed: {done.stderr[-2000:]}")
+        return float(json.loads(done.stdout.strip().splitlines()[-1]))
+
     with tempfile.TemporaryDirectory() as folder:
         main = f"{folder}/train.mtx"
         scipy.io.mmwrite(main, train.to_scipy())
-        code = BUFFALO.format(
-            factors=factors, epochs=BUFFALO_EPOCHS, threads=threads.n_threads(), draws=draws, main=main,
-            path=f"{folder}/train.h5py",
+        shorter, longer = (
+            BUFFALO.format(
+                factors=factors, epochs=epochs, threads=threads.n_threads(), draws=draws, main=main,
+                path=f"{folder}/train.h5py",
+            )
+            for epochs in (EPOCHS_BEFORE, EPOCHS_BEFORE + BUFFALO_EPOCHS)
         )  # fmt: skip
-        for _ in range(runs):
-            done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=folder)
-            if done.returncode:
-                raise SystemExit(f"buffalo failed: {done.stderr[-2000:]}")
-            times.append(float(json.loads(done.stdout.strip().splitlines()[-1])))
+        times = [seconds(longer) - seconds(shorter) for _ in range(runs)]
     return BUFFALO_EPOCHS * train.nnz / statistics.median(times)
 
 
