@@ -104,11 +104,12 @@ def csr_tensors(matrix: CSR, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def factor_ranker(ops: ModuleType, U: Tensor, V: Tensor, score: Score) -> Ranker:
     """Rank by the factors of a model through a backend's top-K kernel."""
+    items = ops.pack_items(V, score)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         queries = U[torch.from_numpy(users).to(U.device)]
-        items, _ = ops.top_k(queries, V, k, score, csr_tensors(seen, U.device))
-        return items.cpu().numpy()
+        best, _ = ops.top_k(queries, items, k, score, csr_tensors(seen, U.device))
+        return best.cpu().numpy()
 
     return rank
 

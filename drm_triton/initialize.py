@@ -19,6 +19,7 @@ NORMAL_SCALE = 0.1  # standard deviation of a row's length: far inside the unit 
 SPECTRAL_NORM = 0.9  # length of spectral rows: just inside the unit ball
 OVERSAMPLING = 16  # extra columns of the subspace, and
 POWER_ITERATIONS = 4  # its refinements: Halko, Martinsson and Tropp (2011)
+BLOCK = 8192  # rows of a table multiplied at a time
 
 
 def initial_factors(config: TrainConfig, train: CSR) -> tuple[Tensor, Tensor, float]:
@@ -27,10 +28,10 @@ def initial_factors(config: TrainConfig, train: CSR) -> tuple[Tensor, Tensor, fl
         U, V = spectral(train, config.factors, config.seed)
         return U, V, 1.0  # trusted rows move with care: the first step is lr * gradient, not lr * sign(gradient)
     rng = np.random.Generator(np.random.Philox(config.seed))
-    M, N = train.shape
-    values = rng.standard_normal((M + N, config.factors), dtype=np.float32)
-    factors = torch.from_numpy(values * np.float32(NORMAL_SCALE / config.factors**0.5))
-    return factors[:M].clone(), factors[M:].clone(), 0.0
+    U, V = (torch.from_numpy(rng.standard_normal((n, config.factors), dtype=np.float32)) for n in train.shape)
+    for X in (U, V):
+        X *= NORMAL_SCALE / config.factors**0.5
+    return U, V, 0.0
 
 
 def spectral(train: CSR, d: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -38,41 +39,74 @@ def spectral(train: CSR, d: int, seed: int) -> tuple[Tensor, Tensor]:
 
     With D_u, D_i the degrees, A = D_u^-1/2 R D_i^-1/2 = P S Q^T; U = P S^1/2 and V = Q S^1/2 row by row on the sphere
     of radius 0.9. Rows without interactions start at zero. Where d exceeds the rank, the rest of a row is zero.
+
+    Beside R there are never more than two tables of factors: A is not formed, and tables are orthonormalised in place,
+    by the small matrix of their inner products.
     """
-    R = train.to_scipy().astype(np.float32)
-    user_degree, item_degree = np.diff(R.indptr), np.bincount(R.indices, minlength=R.shape[1])
-    A = scipy.sparse.diags(_inverse_sqrt(user_degree)) @ R @ scipy.sparse.diags(_inverse_sqrt(item_degree))
-    A = A.tocsr().astype(np.float32)
-    At = A.T.tocsr()
-    rank = min(d + OVERSAMPLING, *A.shape)
+    R = train.to_scipy()
+    user_weight = _inverse_sqrt(np.diff(R.indptr))
+    item_weight = _inverse_sqrt(np.bincount(R.indices, minlength=R.shape[1]))
+    rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
-    Y = torch.from_numpy(rng.standard_normal((A.shape[1], rank), dtype=np.float32))
+    Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32))
     with one_thread():
         for _ in range(POWER_ITERATIONS):
-            Y = _orthonormal(_product(At, _orthonormal(_product(A, Y))))
-        B = _product(A, Y)  # A is about B Y^T
-        P, S, W = torch.linalg.svd(B, full_matrices=False)
-        Q = Y @ W.T
-    root = S.clamp(min=0).sqrt()
-    return _on_sphere(P * root, d), _on_sphere(Q * root, d)
+            X = _product(R, user_weight, item_weight, Y)
+            del Y  # before the next table is made
+            _orthonormalise(X)
+            Y = _product(R.T, item_weight, user_weight, X)
+            del X
+            _orthonormalise(Y)
+        B = _product(R, user_weight, item_weight, Y)  # A is about B Y^T, and B = P S W^T
+        Y /= item_weight[:, None]
+        squares, W = torch.linalg.eigh(_inner_products(B))
+        S, W = squares.flip(0).clamp(min=0).sqrt(), W.flip(1)  # the largest first
+        root = S.sqrt()
+        # Columns beyond the rank are rounding errors of the others.
+        inverse = torch.where(S.div(S[0]) > 1e-5, 1 / root, 0)
+        _times(B, W * inverse)
+        _times(Y, W * torch.where(inverse > 0, root, 0))
+    return _on_sphere(B, d), _on_sphere(Y, d)
 
 
-def _inverse_sqrt(degree: np.ndarray) -> np.ndarray:
-    return 1 / np.sqrt(np.maximum(degree, 1))
+def _inverse_sqrt(degree: np.ndarray) -> Tensor:
+    return torch.from_numpy(1 / np.sqrt(np.maximum(degree, 1), dtype=np.float32))
 
 
-def _product(A: scipy.sparse.csr_matrix, Y: Tensor) -> Tensor:
-    return torch.from_numpy(A @ Y.numpy())
+def _product(R: scipy.sparse.spmatrix, left: Tensor, right: Tensor, Y: Tensor) -> Tensor:
+    """diag(left) R diag(right) Y; leaves Y as diag(right) Y."""
+    Y *= right[:, None]
+    X = torch.from_numpy(R @ Y.numpy())
+    X *= left[:, None]
+    return X
 
 
-def _orthonormal(Y: Tensor) -> Tensor:
-    return torch.linalg.qr(Y).Q
+def _inner_products(X: Tensor) -> Tensor:
+    """Return X^T X in float64: [r, r]."""
+    total = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64)
+    for block in X.split(BLOCK):
+        total += block.T.double() @ block.double()
+    return total
+
+
+def _times(X: Tensor, W: Tensor) -> None:
+    """Multiply a table by a small matrix from the right, in place."""
+    W = W.to(X.dtype)
+    for block in X.split(BLOCK):
+        block.copy_(block @ W)
+
+
+def _orthonormalise(X: Tensor) -> None:
+    """Make the columns an orthonormal basis of what they span, in place; where they span less, the rest are 0."""
+    for _ in range(2):  # the second time mends what rounding left of the first
+        squares, W = torch.linalg.eigh(_inner_products(X))
+        _times(X, W * torch.where(squares > 1e-10 * squares[-1], squares.clamp(min=1e-300).rsqrt(), 0))
 
 
 def _on_sphere(X: Tensor, d: int) -> Tensor:
+    """The first d columns, filled up with zeros, rows scaled to one length; rows of zeros stay."""
     X = torch.nn.functional.pad(X[:, :d], (0, max(0, d - X.shape[1])))
-    norm = X.norm(dim=1, keepdim=True)
-    return torch.where(norm > 0, SPECTRAL_NORM * X / norm.clamp(min=1e-30), 0).contiguous()
+    return X.mul_(SPECTRAL_NORM / X.norm(dim=1, keepdim=True).clamp(min=1e-30))
 
 
 @contextmanager

@@ -246,12 +246,16 @@ def _pack(function: str, V: Tensor, score: Score) -> PackedItems:
     norm = largest_norm(function, "V", V)
     N, d = V.shape
     depth = d + (score == "l2")
-    panels = torch.zeros(-(-N // WIDTH) * WIDTH, depth)
-    panels[:N, :d] = V.detach()
-    if score == "l2":
-        panels[:N, :d] *= 2
-        panels[:N, d] = -V.detach().square().sum(1)
-    return PackedItems(V, score, norm, panels.view(-1, WIDTH, depth).transpose(1, 2).contiguous().view(-1).numpy())
+    panels = torch.zeros(-(-N // WIDTH), depth, WIDTH)
+    full = N // WIDTH * WIDTH  # those in full panels; the last one may be filled up with zeros
+    items = V.detach()
+    for rows, target in ((items[:full], panels[: full // WIDTH]), (items[full:], panels[full // WIDTH :])):
+        columns = rows.view(len(target), -1, d).transpose(1, 2) if len(rows) else rows.new_zeros(0, d, 0)
+        target[: len(columns), :d, : columns.shape[2]] = columns
+        if score == "l2":
+            target[: len(columns), :d] *= 2
+            target[: len(columns), d, : columns.shape[2]] = -columns.square().sum(1)
+    return PackedItems(V, score, norm, panels.view(-1).numpy())
 
 
 def top_k(
