@@ -34,7 +34,7 @@ def measure(path: str, epochs: int, factors: int) -> None:
 
     tiny = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}))
     DRM(factors=factors, epochs=1).fit(tiny)
-    base = peak()
+    base = resident()
 
     data = Dataset.load(path)
     model = DRM(factors=factors, epochs=epochs, eval_every=0)
@@ -64,6 +64,11 @@ def measure(path: str, epochs: int, factors: int) -> None:
         "backend": get_backend().__name__,
     }
     print(json.dumps(result))
+
+
+def resident() -> int:
+    """Bytes resident now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def peak() -> int:

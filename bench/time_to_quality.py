@@ -65,7 +65,7 @@ def implicit(fit: Callable[..., peers.Factors], steps: list[int]) -> Callable[..
 
     def run(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
         curve = Curve()
-        for iterations in steps:
+        for iterations in [*(n for n in steps if n < options["iterations"]), options["iterations"]]:
             clock = Clock(data)
             clock.measure(fit(data.train, 0, threads, **{**options, "iterations": iterations}))
             curve += clock.curve
@@ -93,7 +93,9 @@ def main() -> None:
     for name in args.sets.split(","):
         data = Dataset.load(prepared(name, args.data))
         DRM(epochs=1, factors=64, eval_every=0).fit(data)  # compile first: it is cached, and reported by bench.kernels
-        curves[name] = {model: run(data, chosen(name, model, args.budget), threads) for model, run in MODELS.items()}
+        curves[name] = {
+            model: run(data, chosen(name, model, args.budget)["options"], threads) for model, run in MODELS.items()
+        }
         summary(name, curves[name])
     result = {"command": "python -m bench.time_to_quality", "threads": threads, "curves": curves}
     result["environment"] = environment(DRM().config, data)

@@ -97,7 +97,7 @@ def _cut_offs(text: str) -> list[int]:
     from drm_triton.errors import InputError
 
     try:
-        ks = [int(part) for part in text.split(",")]
+        ks = sorted({int(part) for part in text.split(",")})
     except ValueError:
         ks = []
     if not ks or min(ks) < 1 or max(ks) > 1000:

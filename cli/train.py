@@ -132,7 +132,6 @@ def train(
 
 HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 NOT_CONFIG = {"dataset", "run", "config", "resume", "dry_run", "quiet", "as_json"}
-RESUMABLE = {"epochs", "patience", "threads", "backend"}  # what may change without changing what was trained
 
 
 def _resolved(
@@ -143,19 +142,15 @@ def _resolved(
     from drm_triton.data.dataset import Dataset
     from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import InputError
-    from drm_triton.run import dataset_of, existing
+    from drm_triton.run import check_resumable, dataset_of, existing
 
     if resume is not None:
         if run is not None or config is not None:
             raise InputError(
                 "--resume takes its directory and configuration from the run; leave out --run and --config"
             )
-        changed = sorted(set(options) - RESUMABLE)
-        if changed:
-            raise InputError(f"--resume cannot change {', '.join(changed)}; only {', '.join(sorted(RESUMABLE))}")
         settings = TrainConfig.from_toml(existing(resume) / "config.toml", options)
-        if settings.schedule == "linear" and "epochs" in options:
-            raise InputError("--resume cannot change epochs: the linear schedule of the learning rate ends with them")
+        check_resumable(resume, settings.schedule, list(options))
         return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")

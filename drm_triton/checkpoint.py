@@ -25,6 +25,7 @@ from drm_triton.errors import DrmError, InputError
 FORMAT = "drm-triton model"
 VERSION = 1
 FILE = "model.safetensors"
+PARTIAL = ".partial"  # ending of what is being written
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], also: Path | None = None) -> None:
@@ -42,11 +43,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary sibling of `path`, then rename it into place."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         # not by tempfile, whose files nobody else may read: this one has the mode that any new file would have
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
         write(temporary)
+        os.chmod(temporary, mode)  # safetensors replaces the file by one that is private
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -58,6 +58,7 @@ def evaluate(
     """
     if not ks or min(ks) < 1:
         raise InputError(f"evaluate: the cut-offs must be at least 1, got {list(ks)}")
+    ks = list(dict.fromkeys(ks))
     n_train, n_held_out = seen.degrees(), held_out.degrees()
     users = np.flatnonzero((n_held_out > 0) & (n_train >= min_train))
     if len(users) == 0:

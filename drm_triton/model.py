@@ -25,6 +25,7 @@ from drm_triton.trainer import (
     BatchCallback,
     EpochCallback,
     EpochEnd,
+    check_factors,
     initial_state,
     interactions_to_fit,
     train,
@@ -94,8 +95,7 @@ class DRM:
         if run is None:
             keeper = _Best()
         elif resume:
-            keeper, state = Run.open(run, dataset)
-            keeper.config = self.config
+            keeper, state = Run.open(run, dataset, self.config)
         else:
             keeper = Run.create(run, self.config, dataset, fit)
         warm_up(self.config, ops, device)
@@ -104,6 +104,7 @@ class DRM:
         state = train(state.to(device), self.config, dataset, fit, ops, [*callbacks, keeper], on_batch)
         if isinstance(keeper, Run):
             if state.position:  # stopped within an epoch
+                check_factors(state, self.config)
                 keeper.save(state)
             keeper.draw_curves()
             return self._become(DRM.load(keeper.path))

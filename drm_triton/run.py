@@ -12,6 +12,7 @@ import io
 import json
 import os
 import platform
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from drm_triton.machine import processor, versions
 from drm_triton.trainer import EpochEnd, State
 
 TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
+RESUMABLE = {"epochs", "patience", "threads", "backend"}  # what may change without changing what was trained
 COUNTERS = ("epoch", "position", "step", "seconds", "sums", "best", "best_epoch", "stale")
 
 
@@ -40,18 +42,34 @@ class Run:
     def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
         """Make a new run directory; one that holds a run already is an error."""
         path = new_directory(path)
-        interactions_only(dataset, fit).save(path / "last" / "data")
-        (path / "best").mkdir()
-        shutil.copytree(path / "last" / "data", path / "best" / "data", copy_function=_link_or_copy)
-        checkpoint.write_text(path / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
-        checkpoint.write_text(path / "config.toml", config.to_toml())  # last: its presence says that the run is one
+        # Made beside its place and renamed: a run that is killed while it is made leaves the place free.
+        folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}{checkpoint.PARTIAL}")
+        try:
+            interactions_only(dataset, fit).save(folder / "last" / "data")
+            (folder / "best").mkdir()
+            shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
+            checkpoint.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
+            checkpoint.write_text(folder / "config.toml", config.to_toml())
+            path.rmdir()
+            folder.rename(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         return cls(path, config, [])
 
     @classmethod
-    def open(cls, path: str | Path, dataset: Dataset) -> tuple["Run", State | None]:
-        """Take up a run at its last checkpoint (None if it was stopped before the first one)."""
+    def open(cls, path: str | Path, dataset: Dataset, config: TrainConfig) -> tuple["Run", State | None]:
+        """Take up a run at its last checkpoint (None if it was stopped before the first one).
+
+        `config` may differ from the run's in RESUMABLE options, and is written to config.toml.
+        """
         path = Path(path)
-        config = TrainConfig.from_toml(existing(path) / "config.toml")
+        stored = TrainConfig.from_toml(existing(path) / "config.toml").to_dict()
+        changed = sorted(name for name, value in config.to_dict().items() if stored.get(name) != value)
+        check_resumable(path, config.schedule, changed)
+        if changed:
+            checkpoint.write_text(path / "config.toml", config.to_toml())
+        for left in path.glob(f"*/.*{checkpoint.PARTIAL}"):  # by a process that was killed while it wrote
+            left.unlink()
         recorded = json.loads((path / "env.json").read_text("utf-8"))["data"]["checksum"]
         if recorded != dataset.checksum:
             raise InputError(
@@ -108,6 +126,17 @@ def new_directory(path: str | Path) -> Path:
     except OSError as error:
         raise InputError(f"{path}: cannot make the run directory ({error.strerror}); give another --run") from None
     return path
+
+
+def check_resumable(path: Path, schedule: str, changed: Sequence[str]) -> None:
+    """Raise if a run cannot be taken up with these options changed."""
+    fixed = sorted(set(changed) - RESUMABLE)
+    if fixed:
+        raise InputError(f"{path}: a resumed run cannot change {', '.join(fixed)}; only {', '.join(sorted(RESUMABLE))}")
+    if schedule == "linear" and "epochs" in changed:
+        raise InputError(
+            f"{path}: a resumed run cannot change epochs: the linear schedule of the learning rate ends with them"
+        )
 
 
 def existing(path: str | Path) -> Path:

@@ -117,7 +117,7 @@ def train(
         *csr_tensors(fit, device), fit.shape[1], config.rho, config.eta_in_force, config.seed, config.user_sampling
     )
     objective = objective_of(config)
-    while state.epoch < config.epochs:
+    while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
         while state.position < plan.n_lists:
             stop = min(state.position + config.batch_size, plan.n_lists)
@@ -129,7 +129,7 @@ def train(
                 return state
         end = finish_epoch(state, config, dataset, fit, ops, plan.n_lists)
         stops = [callback(end) for callback in callbacks]
-        if any(stops) or 0 < config.patience <= state.stale:
+        if any(stops):
             break
     return state
 
@@ -184,13 +184,15 @@ def one_step(
         state.sums[name] += value
 
 
+CARRY = 2.0**-20  # coef of the covariance entries
 Entries = tuple[Tensor, Tensor, Tensor, Tensor]  # rows, coef, X, source of update_rows
 
 
 def with_covariance(state: State, config: TrainConfig, users: Entries, items: Entries) -> tuple[Entries, Entries]:
     """Add the covariance gradient of every row to the entries of a step, so that each row still gets one step.
 
-    Under l2 an entry of the items means 2 coef (x - row): with coef 1/2 and x = row + gradient it is the gradient.
+    Under l2 an entry of the items means 2 coef (x - row): with x = row + gradient / (2 coef) it is the gradient. A
+    small coef makes x large beside the row, so that the gradient survives the rounding of their sum.
     """
     weight = config.cov * config.cov_every
     dU, dV = (weight * dX for dX in covariance_gradient(state.U, state.V, config.cov_form))
@@ -208,8 +210,8 @@ def with_covariance(state: State, config: TrainConfig, users: Entries, items: En
     rows, coef, X, source = items
     items = (
         torch.cat([rows, every_item]),
-        torch.cat([coef, torch.full_like(coef[:1], 0.5).expand(N)]),
-        torch.cat([X, state.V + dV]),
+        torch.cat([coef, torch.full_like(coef[:1], CARRY).expand(N)]),
+        torch.cat([X, state.V + dV / (2 * CARRY)]),
         torch.cat([source.repeat_interleave(len(rows) // len(source)), every_item + M]),
     )
     return users, items
@@ -219,12 +221,7 @@ def finish_epoch(
     state: State, config: TrainConfig, dataset: Dataset, fit: CSR, ops: ModuleType, n_lists: int
 ) -> EpochEnd:
     """Check the factors, validate if it is time, and move the state to the next epoch."""
-    for name, table in (("user", state.U), ("item", state.V)):
-        if not torch.isfinite(table).all():
-            raise DrmError(
-                f"{name} factors are not finite after epoch {state.epoch + 1} "
-                f"(lr {config.lr}, tau {config.tau}); lower lr or raise tau and start again"
-            )
+    check_factors(state, config)
     state.epoch += 1
     record: dict[str, Any] = {"epoch": state.epoch}
     record.update({name: total / n_lists for name, total in state.sums.items()})
@@ -243,6 +240,16 @@ def finish_epoch(
             state.best, state.best_epoch = value, state.epoch
     state.position, state.seconds, state.sums = 0, 0.0, dict.fromkeys(PARTS, 0.0)
     return EpochEnd(record, state, improved)
+
+
+def check_factors(state: State, config: TrainConfig) -> None:
+    """Raise if factors are not finite: to be asked before they are saved."""
+    for name, table in (("user", state.U), ("item", state.V)):
+        if not torch.isfinite(table).all():
+            raise DrmError(
+                f"{name} factors are not finite in epoch {state.epoch + 1} "
+                f"(lr {config.lr}, tau {config.tau}); lower lr or raise tau and start again"
+            )
 
 
 def validates(config: TrainConfig, dataset: Dataset) -> bool:

@@ -174,15 +174,15 @@ def test_ctrl_c_saves_and_says_how_to_resume(stored: Path, tmp_path: Path) -> No
 
 
 def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data: Dataset, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    DRM(**{**OPTIONS, "epochs": 1}).fit(data, run=run)
+    run, options = tmp_path / "run", {**OPTIONS, "schedule": "constant"}
+    DRM(**{**options, "epochs": 1}).fit(data, run=run)
     before = (run / "last" / FILE).read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that the write fails instead of the process
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
         with pytest.raises(DrmError, match=r"no space left to write .*; what was saved before is intact"):
-            DRM(**OPTIONS).fit(data, run=run, resume=True)
+            DRM(**options).fit(data, run=run, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -207,14 +207,14 @@ def test_refusals(data: Dataset, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds a run already; resume it with"):
         Run.create(whole, TrainConfig(), data, data.train)
     with pytest.raises(InputError, match="is not a run directory"):
-        Run.open(tmp_path, data)
+        Run.open(tmp_path, data, TrainConfig())
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(InputError, match="exists and is not empty"):
         Run.create(tmp_path / "full", TrainConfig(), data, data.train)
     other = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=3)
     with pytest.raises(InputError, match="was trained on other data"):
-        Run.open(whole, other)
+        Run.open(whole, other, TrainConfig.from_toml(whole / "config.toml"))
 
 
 def test_a_damaged_model_is_refused(whole: Path, tmp_path: Path) -> None:
@@ -235,3 +235,47 @@ def test_save_and_load_round_trip(data: Dataset, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already exists"):
         model.save(tmp_path / "model")
     model.save(tmp_path / "model", overwrite=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(data: Dataset, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 40, "patience": 2, "lr": 0.5, "schedule": "constant"}
+    run = tmp_path / "run"
+    DRM(**options).fit(data, run=run)
+    before, epochs = tensors(run), len(read_metrics(run))
+    assert epochs < 40
+    DRM(**options).fit(data, run=run, resume=True)
+    assert len(read_metrics(run)) == epochs
+    assert all(torch.equal(before[name], value) for name, value in tensors(run).items())
+
+
+def test_a_resumed_run_keeps_its_configuration(data: Dataset, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 1, "schedule": "constant"}
+    run = tmp_path / "run"
+    DRM(**options).fit(data, run=run)
+    with pytest.raises(InputError, match="a resumed run cannot change factors, score"):
+        DRM(**{**options, "factors": 16, "score": "l2"}).fit(data, run=run, resume=True)
+    (run / "last" / ".model.safetensors.cc35c411.partial").touch()  # as a killed process leaves it
+    DRM(**{**options, "epochs": 2}).fit(data, run=run, resume=True)
+    assert TrainConfig.from_toml(run / "config.toml").epochs == 2
+    assert not list(run.rglob("*.partial"))
+
+
+def test_a_run_killed_while_it_is_made_leaves_its_place_free(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("drm_triton.run.environment", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run.create(tmp_path / "run", TrainConfig(), data, data.train)
+    Run.create(tmp_path / "run", TrainConfig(), data, data.train)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_others_may_read_the_model(whole: Path) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    for which in ("last", "best"):
+        assert (whole / which / FILE).stat().st_mode & 0o777 == 0o666 & ~mask

@@ -97,7 +97,7 @@ def test_flags_override_the_file_and_unknown_keys_are_errors(stored: Path, tmp_p
 def test_resume_changes_only_what_may_change(stored: Path, run: Path) -> None:
     code, _, errors = call("train", "--resume", run, "--factors", 16)
     assert code == 2
-    assert "--resume cannot change factors" in errors
+    assert "a resumed run cannot change factors" in errors
     code, _, errors = call("train", "--resume", run, "--epochs", 3)
     assert code == 2
     assert "the linear schedule of the learning rate ends with them" in errors
