@@ -368,7 +368,7 @@ def _check_values(function: str, scores: Tensor, relevance: Tensor | None, tau: 
     dtype = scores.dtype if scores.dtype == torch.float64 else torch.float32
     largest = torch.finfo(dtype).max * min(1.0, float(tau)) / (8 * scores.shape[1])
     rule = f"scores must be finite and at most {largest:.1g} in size, or sums over a list overflow"
-    broken = {rule: (scores, exists & ~(scores.abs() <= largest))}
+    broken = {rule: (scores, exists & ~(scores.to(dtype).abs() <= largest))}  # half types cannot hold the bound
     if relevance is not None:
         broken["relevance must be finite and at least 0"] = (
             relevance,

@@ -300,6 +300,8 @@ def check_update(
         raise InputError(f"{name}: X must not be, or overlap, the table that is updated; pass a copy")
     if len(rows) and (len(source) == 0 or len(rows) % len(source)):
         raise InputError(f"{name}: the length of source must divide that of rows, got {len(source)} and {len(rows)}")
+    if len(rows) and 0 in X.shape:
+        raise InputError(f"{name}: X must have at least one row and one column, got {list(X.shape)}")
     if values and len(rows):
         check_index(name, "rows", rows, len(table))
         check_index(name, "source", source, len(X))

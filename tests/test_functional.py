@@ -368,6 +368,8 @@ BAD_LISTS = [
     ((S, Y), {"reduction": "max"}, "reduction must be one of mean, sum, none, got 'max'"),
     ((NAN, Y), {}, "scores must be finite .* got nan at row 1, column 1"),
     ((torch.full((2, 3), -math.inf), Y), {}, "scores must be finite .* got -inf at row 0, column 0"),
+    ((torch.full((2, 3), math.inf).half(), Y), {}, "scores must be finite .* got inf at row 0, column 0"),
+    ((torch.full((2, 3), math.nan).bfloat16(), Y), {}, "scores must be finite .* got nan at row 0, column 0"),
     ((S, -Y), {}, "relevance must be finite and at least 0, got -1 at row 0, column 0"),
     ((S, NAN), {}, "relevance must be finite and at least 0, got nan at row 1, column 1"),
     ((S, Y), {"mask": torch.tensor([[True] * 3, [False] * 3])}, "mask must leave at least one entry .* row 1"),

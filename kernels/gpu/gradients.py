@@ -37,7 +37,7 @@ def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
     """
     block_d = triton.next_power_of_2(d)
     block_d = max(16, block_d) if block_d <= 64 else 32
-    limit = registers(96 if block_d <= 32 else 168) if n > 32 else {}  # no spills; 20 and 12 warps a multiprocessor
+    limit = registers(96 if block_d <= 32 else 144) if n > 32 else {}  # no spills; 20 and 12 to 14 warps each
     return {**softsort.block_sizes(n, k), "BLOCK_D": block_d, **limit}
 
 
@@ -55,11 +55,13 @@ def finish_sizes(n: int) -> dict[str, int]:
 
 
 @triton.jit
-def _known_user(users_ptr, row, n_users):
-    """The user of a list and whether it is one; 0 if not."""
-    user = tl.load(users_ptr + row).to(tl.int64)
-    known = (user >= 0) & (user < n_users)
-    return tl.where(known, user, 0), known
+def _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items):
+    """User of a list, items at offs_n, and which of those have a row to read: none if the user has none."""
+    user = tl.load(users_ptr + row)
+    item = tl.load(items_ptr + row * n + offs_n, mask=offs_n < n, other=-1)
+    known = user.to(tl.uint32) < n_users.to(tl.uint32)  # unsigned, a negative id is beyond every table
+    inside = item.to(tl.uint32) < tl.where(known, n_items, 0).to(tl.uint32)
+    return tl.where(known, user, 0).to(tl.int64), item.to(tl.int64), inside
 
 
 @triton.jit
@@ -173,9 +175,7 @@ def _gradients_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     live = offs_n < n
     dtype: tl.constexpr = s_ptr.dtype.element_ty
-    item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
-    user, known = _known_user(users_ptr, row, n_users)
-    inside = live & (item >= 0) & (item < n_items)
+    user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
     U_row = U_ptr + user * d
 
     if RESIDENT:
@@ -186,7 +186,7 @@ def _gradients_kernel(
         for start in range(0, d, BLOCK_D):
             u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
             s += _score(u, v, L2)
-    s = tl.where(inside & known, s, float("nan"))
+    s = tl.where(inside, s, float("nan"))
     tl.store(s_ptr + row * n + offs_n, s, mask=live)
     # The sum left each score with all the threads that share its row; a gather deals them out one to a thread, which
     # halves the registers and instructions of everything that follows.
@@ -236,16 +236,13 @@ def _scores_kernel(
     """Scores of one tile of a long list."""
     row = (tl.program_id(0) // tiles).to(tl.int64)
     offs_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    live = offs_n < n
-    item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
-    user, known = _known_user(users_ptr, row, n_users)
-    inside = live & (item >= 0) & (item < n_items)
+    user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
     U_row = U_ptr + user * d
     s = tl.zeros((BLOCK_N,), s_ptr.dtype.element_ty)
     for start in range(0, d, BLOCK_D):
         u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
         s += _score(u, v, L2)
-    tl.store(s_ptr + row * n + offs_n, tl.where(inside & known, s, float("nan")), mask=live)
+    tl.store(s_ptr + row * n + offs_n, tl.where(inside, s, float("nan")), mask=offs_n < n)
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -295,16 +292,12 @@ def _user_gradient_kernel(
     row = (tl.program_id(0) // tiles).to(tl.int64)
     start = (tl.program_id(0) % tiles) * BLOCK_D
     offs_d = start + tl.arange(0, BLOCK_D)
-    user, _ = _known_user(users_ptr, row, n_users)
-    U_row = U_ptr + user * d
     total = tl.zeros((BLOCK_D,), g_ptr.dtype.element_ty)
     for first in range(0, n, BLOCK_N):
         offs_n = first + tl.arange(0, BLOCK_N)
-        live = offs_n < n
-        item = tl.load(items_ptr + row * n + offs_n, mask=live, other=0).to(tl.int64)
-        g = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
-        inside = live & (item >= 0) & (item < n_items)
-        u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
+        user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
+        g = tl.load(g_ptr + row * n + offs_n, mask=offs_n < n, other=0.0)
+        u, v = _load_rows(U_ptr + user * d, V_ptr, item, inside, start, d, BLOCK_D)
         total += _user_gradient(g, u, v, L2)
     tl.store(user_grad_ptr + row * d + offs_d, total, mask=offs_d < d)
 

@@ -59,13 +59,16 @@ def _update_kernel(
     first = tl.program_id(0).to(tl.int64) * CHUNK
     if first == 0:
         tl.store(inside_ptr, (tl.load(sorted_ptr) >= 0) & (tl.load(sorted_ptr + E - 1) < n_rows))
+    # Compared without sign below, a negative number is beyond every table.
+    limit, source_limit = n_rows.to(tl.uint32), n_sources.to(tl.uint32)
     before = tl.load(sorted_ptr + first - 1, mask=first > 0, other=-1)
     for place in range(first, tl.minimum(first + CHUNK, E)):
         row = tl.load(sorted_ptr + place)
-        if (row != before) & (row >= 0) & (row < n_rows):
+        if (row != before) & (row.to(tl.uint32) < limit):
             offset = row.to(tl.int64) * d + offs_d
             x_row = tl.load(table_ptr + offset, mask=mask_d, other=0.0)
             grad = tl.zeros((BLOCK_D,), dtype)
+            unknown = tl.zeros((BLOCK_E,), tl.int32)  # sources outside X; here, as a NaN in coef takes more registers
             start = place
             while start >= 0:
                 offs_e = start + tl.arange(0, BLOCK_E)
@@ -73,19 +76,18 @@ def _update_kernel(
                 entry = tl.load(order_ptr + offs_e, mask=mine, other=0)
                 coef = tl.load(coef_ptr + entry, mask=mine, other=0.0)
                 used = coef != 0  # a hinge alone leaves most coefficients at 0
-                source = tl.load(source_ptr + entry // group, mask=used, other=0).to(tl.int64)
-                known = (source >= 0) & (source < n_sources)
-                coef = tl.where(known, coef, float("nan"))
+                source = tl.load(source_ptr + entry // group, mask=used, other=0)
+                unknown += (source.to(tl.uint32) >= source_limit).to(tl.int32)
+                source = tl.where(source.to(tl.uint32) < source_limit, source, 0).to(tl.int64)
                 x = tl.load(
-                    X_ptr + source[:, None] * d + offs_d[None, :],
-                    mask=(used & known)[:, None] & mask_d[None, :],
-                    other=0.0,
+                    X_ptr + source[:, None] * d + offs_d[None, :], mask=used[:, None] & mask_d[None, :], other=0.0
                 )
                 if L2:
                     x = 2 * (x - x_row[None, :])
                 grad += tl.sum(coef[:, None] * x, axis=0)
                 # On to the next tile if this one ended inside the row, else out.
                 start = tl.where(tl.sum(mine.to(tl.int32), axis=0) == BLOCK_E, start + BLOCK_E, -1)
+            grad = tl.where(tl.sum(unknown, axis=0) > 0, float("nan"), grad)
             total = tl.load(state_ptr + offset, mask=mask_d, other=0.0) + grad * grad
             x_row -= tl.full((), lr, dtype) * grad / (tl.sqrt(total) + ADAGRAD_EPS)
             norm = tl.sqrt(tl.sum(x_row * x_row, axis=0))

@@ -276,6 +276,11 @@ def test_entries_outside_the_tables(backend, change, message):
         update(backend, **change)
 
 
+def test_an_update_needs_something_to_add(backend):
+    with pytest.raises(InputError, match=r"^update_rows: X must have at least one row and one column, got \[0, 4\]"):
+        update(backend, X=torch.ones(0, 4))
+
+
 def test_an_update_must_not_read_the_table_it_writes(backend):
     on_host(backend)  # moving to a device would part them
     both = factors(12, 4, 5)
