@@ -162,6 +162,15 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert "mean ndcg@10 by training interactions" in out
 
 
+def test_where_the_metrics_of_users_go_is_checked_before_ranking(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drm_triton.model.DRM.load", lambda path: pytest.fail("came as far as the model"))
+    code, _, errors = call("evaluate", run, "--per-user", tmp_path)
+    assert code == 2
+    assert f"--per-user {tmp_path} is a folder" in errors
+
+
 def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     call("train", "-d", stored, "--run", path, "--factors", 4, "--epochs", 1, "--fit-on", "train+valid")
