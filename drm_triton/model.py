@@ -38,6 +38,7 @@ from drm_triton.trainer import (
     interactions_to_fit,
     train,
     warm_up,
+    warn_if_unvalidated,
 )
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
@@ -94,10 +95,11 @@ class DRM:
 
         Returns
         -------
-        DRM, fitted: the factors of the best epoch where there is a validation part, else of the last.
+        DRM, fitted: the factors of the best epoch where there are users to validate on, else of the last.
         """
         ops, device = self.backend()
         fit = interactions_to_fit(dataset, self.config)
+        warn_if_unvalidated(self.config, dataset)
         keeper: Run | _Best
         state = None
         if run is None:

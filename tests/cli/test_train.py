@@ -58,6 +58,19 @@ def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None
     assert "best" in lines[0]
 
 
+def test_a_split_by_users_is_trained_without_validation(tmp_path: Path) -> None:
+    users, items = generate(Shape(users=60, items=50, interactions=900), 0)
+    Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), split="users").save(tmp_path / "data")
+    code, out, errors = call("train", "-d", tmp_path / "data", "--run", tmp_path / "run", "--factors", 4, "--epochs", 2)
+    assert (code, out) == (0, f"trained {tmp_path / 'run'}\n")
+    assert errors.count("warning: training without validation: no user has both") == 1
+    best, last = ((tmp_path / "run" / part / "model.safetensors").read_bytes() for part in ("best", "last"))
+    assert best == last
+    code, _, errors = call("tune", "-d", tmp_path / "data", "--study", tmp_path / "study", "--trials", 1)
+    assert code == 2
+    assert "tune: no user has both" in errors
+
+
 def test_json_and_quiet(stored: Path, tmp_path: Path) -> None:
     code, out, errors = call("train", "-d", stored, "--run", tmp_path / "a", "--factors", 4, "--epochs", 1, "--json")
     assert (code, errors) == (0, "")
