@@ -8,6 +8,7 @@ import typer
 
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.output import check_target
 
 
 def evaluate(
@@ -58,6 +59,8 @@ def evaluate(
     if on not in ("valid", "test"):
         raise InputError(f"--on must be valid or test, got {on!r}")
     cut_offs = _cut_offs(k)
+    if per_user is not None:
+        check_target("--per-user", per_user)  # before anything that takes time
     model = DRM.load(run)
     data = dataset_of(run, None if dataset is None else find_dataset(dataset))
     if not model.was_fit_on(data):

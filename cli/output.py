@@ -25,10 +25,25 @@ def check_output(form: Format | None, out: Path | None) -> Format:
     chosen = form or by_name
     if out is None and chosen == "parquet":
         raise InputError("--format parquet needs --out: it is not text")
-    if out is not None and (out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK)):
-        problem = "is a folder" if out.is_dir() else f"cannot be made: {out.parent} is not a folder that can be written"
-        raise InputError(f"--out {out} {problem}; give another file")
+    if out is not None:
+        check_target("--out", out)
     return chosen
+
+
+def check_target(option: str, path: Path) -> None:
+    """Raise unless a file can be put there: a new one, or in the place of a regular one; a link is followed."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{option} {path} is a folder; give another file")
+    if target.exists() and not target.is_file():  # a pipe or a device: a rename would put a file in its place
+        raise InputError(
+            f"{option} {path} is a pipe or a device, not a file; give another file"
+            + (", or leave --out away to print" if option == "--out" else "")
+        )
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        raise InputError(
+            f"{option} {path} cannot be made: {target.parent} is not a folder that can be written; give another file"
+        )
 
 
 def write(frames: Iterable["pl.DataFrame"], form: Format, out: Path | None) -> None:

@@ -62,7 +62,8 @@ def serve(
             listener.listen(server.config.backlog)
         except OSError as error:
             raise _cannot_listen(host, port, error) from None
-        _announce(model.interactions.user_ids.head(1).to_list(), run, listener)
+        data = model.interactions
+        _announce(data.user_ids.filter(data.train.degrees() > 0).head(1).to_list(), run, listener)
         try:
             server.run(sockets=[listener])
         except (KeyboardInterrupt, SystemExit):  # uvicorn repeats the signal when it has ended in good order

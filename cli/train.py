@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +118,8 @@ def train(
     model = DRM(settings)
     with reporter.step("load the kernels (compiled at first use)"):
         warm_up(settings, *model.backend())
-    with stop_on_interrupt(display):
+    with stop_on_interrupt(display), warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
         model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
     result = {"run": str(place), "epochs": display.epochs, "interrupted": display.interrupted, **display.best}
     if as_json:

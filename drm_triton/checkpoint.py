@@ -42,7 +42,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary sibling of `path`, then rename it into place."""
+    """Let `write` fill a temporary sibling of `path`, then rename it into place; a link is followed, not replaced."""
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         # not by tempfile, whose files nobody else may read: this one has the mode that any new file would have

@@ -78,11 +78,11 @@ class TrainConfig:
             value = getattr(self, field.name)
             if choices and isinstance(choices[0], str) and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-        for name in ("factors", "rho", "eta", "k", "batch_size", "cov_every", "threads"):
+        for name in ("factors", "rho", "eta", "k", "batch_size", "epochs", "cov_every", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        for name in ("epochs", "eval_every", "patience", "lam", "cov", "seed"):
+        for name in ("eval_every", "patience", "lam", "cov", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
         for name in ("tau", "lr"):

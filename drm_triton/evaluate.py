@@ -60,7 +60,7 @@ def evaluate(
         raise InputError(f"evaluate: the cut-offs must be at least 1, got {list(ks)}")
     ks = list(dict.fromkeys(ks))
     n_train, n_held_out = seen.degrees(), held_out.degrees()
-    users = np.flatnonzero((n_held_out > 0) & (n_train >= min_train))
+    users = measurable(seen, held_out, min_train)
     if len(users) == 0:
         raise InputError(
             f"evaluate: no user has both held-out items and at least {min_train} training interactions; "
@@ -85,6 +85,11 @@ def evaluate(
     means.update({f"coverage@{k}": float(recommended[k].mean()) for k in ks})
     frame = pl.DataFrame({"user": users, "n_train": n_train[users], "n_held_out": n_held_out[users], **per_user})
     return Evaluation(means, frame)
+
+
+def measurable(seen: CSR, held_out: CSR, min_train: int = MIN_TRAIN) -> NDArray[np.int64]:
+    """Users over whom the means are: those with held-out items and at least `min_train` training interactions."""
+    return np.flatnonzero((held_out.degrees() > 0) & (seen.degrees() >= min_train))
 
 
 def membership(items: NDArray[np.int32], sets: CSR) -> NDArray[np.bool_]:

@@ -142,19 +142,38 @@ def _frame(
 
 
 def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, NDArray[np.int64]]:
-    """External ids and codes of the users asked for, code -1 for those who are to get popular items."""
+    """External ids and codes of the users asked for, code -1 for those who are to get popular items.
+
+    A user without interactions in the training data has an id, but a vector that nothing was learnt of: such users are
+    treated as unknown. Among all users (None) they are no error, and are left out with a warning.
+    """
     check_unknown(unknown)
-    if users is None:
-        return data.user_ids, np.arange(data.n_users)
-    asked = as_series(users, "user")
-    codes = lookup(asked, data.user_ids).astype(np.int64)
+    asked = data.user_ids if users is None else as_series(users, "user")
+    codes = np.arange(data.n_users) if users is None else lookup(asked, data.user_ids).astype(np.int64)
     known = codes >= 0
-    if unknown == "popular" and not known.all():
+    idle = known.copy()
+    idle[known] = data.train.degrees()[codes[known]] == 0
+    learnt = known & ~idle
+    if unknown == "popular" and not learnt.all():
         ids = asked.cast(data.user_ids.dtype, strict=False)
-        return (asked.cast(pl.String) if ids.null_count() else ids), codes
+        return (asked.cast(pl.String) if ids.null_count() else ids), np.where(learnt, codes, -1)
     if not known.all():
         _refuse_or_warn(asked.filter(~known), len(asked), data.user_ids, "user", unknown)
-    return data.user_ids[codes[known]], codes[known]
+    if idle.any():
+        if unknown == "error" and users is not None:
+            raise InputError(
+                f"{without_interactions(asked.filter(idle))}, so nothing is known of their taste: leave such users out "
+                "(unknown: skip) or have the most popular items (unknown: popular)"
+            )
+        _warn(f"left out {idle.sum():,} of {len(asked):,} users: {without_interactions(asked.filter(idle))}")
+    return data.user_ids[codes[learnt]], codes[learnt]
+
+
+def without_interactions(users: pl.Series) -> str:
+    """What to say of users whom the model has an id of, and nothing else."""
+    users = users.unique(maintain_order=True)
+    one = len(users) == 1
+    return f"user{'' if one else 's'} {named(users)} {'has' if one else 'have'} no interactions in the training data"
 
 
 def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") -> tuple[pl.Series, CSR]:

@@ -19,7 +19,16 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.evaluate import Evaluation, evaluate, factor_ranker
 from drm_triton.fold_in import fold_in
 from drm_triton.kernels import get_backend
-from drm_triton.lists import Candidates, Unknown, check_k, encode_histories, find_users, similar, top_lists
+from drm_triton.lists import (
+    Candidates,
+    Unknown,
+    check_k,
+    encode_histories,
+    find_users,
+    similar,
+    top_lists,
+    without_interactions,
+)
 from drm_triton.run import Run, checkpoint_directory, interactions_only
 from drm_triton.trainer import (
     BatchCallback,
@@ -30,6 +39,7 @@ from drm_triton.trainer import (
     interactions_to_fit,
     train,
     warm_up,
+    warn_if_unvalidated,
 )
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
@@ -86,10 +96,11 @@ class DRM:
 
         Returns
         -------
-        DRM, fitted: the factors of the best epoch where there is a validation part, else of the last.
+        DRM, fitted: the factors of the best epoch where there are users to validate on, else of the last.
         """
         ops, device = self.backend()
         fit = interactions_to_fit(dataset, self.config)
+        warn_if_unvalidated(self.config, dataset)
         keeper: Run | _Best
         state = None
         if run is None:
@@ -167,12 +178,12 @@ class DRM:
 
         Parameters
         ----------
-        users : external ids; None for all users
+        users : external ids; None for all users who have interactions in the training data
         k : items for each
         exclude_seen : leave out the items of the user's own interactions
         only, without : external ids of items to choose from, and to leave out
-        unknown : what to do about users who were not in the training data: `error`, `skip` them with a warning, or
-            give them the most `popular` items, whose score is null
+        unknown : what to do about users who have no interactions in the training data: `error`, `skip` them with a
+            warning, or give them the most `popular` items, whose score is null
 
         Returns
         -------
@@ -274,7 +285,13 @@ class DRM:
     def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
         """The k users most similar to each of some users: as `similar_items`, the first column being user."""
         data, ops = self.interactions, self.backend()[0]
-        return similar(ops, "user", data.encode_users(users), data.user_ids, self.user_factors, k, self.config.score)
+        codes = data.encode_users(users)
+        learnt = data.train.degrees() > 0  # the vectors of other users are where they began: they resemble by chance
+        if not learnt[codes].all():
+            raise InputError(f"{without_interactions(data.user_ids[codes[~learnt[codes]]])}; ask for other users")
+        place = np.cumsum(learnt, dtype=np.int32) - 1  # of a user among those
+        factors = self.user_factors[torch.from_numpy(learnt).to(self.user_factors.device)]
+        return similar(ops, "user", place[codes], data.user_ids.filter(learnt), factors, k, self.config.score)
 
     def evaluate(self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = (10, 50)) -> Evaluation:
         """Compare rankings with held-out interactions; `seen` (by default those it was fit on) are excluded."""

@@ -39,7 +39,7 @@ NONE: Codes = np.zeros(0, dtype=np.int32)
 
 
 class UnknownIdError(InputError):
-    """The model has no user or item of this id."""
+    """The model has no user or item of this id, or has learnt nothing about the user."""
 
 
 class Batches(Generic[Q, A]):
@@ -167,11 +167,14 @@ class Service:
     async def recommend(self, user: str, k: int, exclude_seen: bool, unknown: str) -> dict[str, Any]:
         """As `DRM.recommend` for one user."""
         code = self.users.find(user)
-        if code is None:
-            if unknown == "error":
+        own = NONE if code is None else self.data.train.row(code)
+        if code is None or len(own) == 0:
+            if unknown == "popular":
+                return {"user": user if code is None else self.users.ids[code], "items": self._most_popular(k, NONE)}
+            if code is None:
                 raise self.users.unknown([user])
-            return {"user": user, "items": self._most_popular(k, NONE)}
-        seen = self.data.train.row(code) if exclude_seen else NONE
+            raise UnknownIdError(f"user {user[:80]!r} has no interactions in the training data")
+        seen = own if exclude_seen else NONE
         best = await self._best.ask(Question(self.U[code], seen, k))
         return {"user": self.users.ids[code], "items": self._listed(*best)}
 

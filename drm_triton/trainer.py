@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -16,7 +17,7 @@ from drm_triton.config import TrainConfig
 from drm_triton.covariance import covariance_gradient
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError
-from drm_triton.evaluate import csr_tensors, evaluate, factor_ranker
+from drm_triton.evaluate import MIN_TRAIN, csr_tensors, evaluate, factor_ranker, measurable
 from drm_triton.initialize import initial_factors
 from drm_triton.kernels.interface import ListPlan, Objective
 
@@ -253,8 +254,20 @@ def check_factors(state: State, config: TrainConfig) -> None:
 
 
 def validates(config: TrainConfig, dataset: Dataset) -> bool:
-    """Whether validation is possible and asked for: the validation part must not have been trained on."""
-    return config.fit_on == "train" and config.eval_every > 0 and dataset.valid.nnz > 0
+    """Whether validation is asked for, on a part not trained on, and possible: there are users to measure."""
+    asked = config.fit_on == "train" and config.eval_every > 0
+    return asked and len(measurable(dataset.train, dataset.valid)) > 0
+
+
+def warn_if_unvalidated(config: TrainConfig, dataset: Dataset) -> None:
+    """Tell where validation is asked for and the data set has a part for it that does not serve."""
+    if config.fit_on == "train" and config.eval_every > 0 and dataset.valid.nnz and not validates(config, dataset):
+        warnings.warn(
+            f"training without validation: no user has both validation items and at least {MIN_TRAIN} training "
+            "interactions (a split by users has none); the best epoch will be the last",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:

@@ -28,6 +28,7 @@ from drm_triton import checkpoint
 from drm_triton.config import ALIASES, TrainConfig
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
+from drm_triton.evaluate import MIN_TRAIN, measurable
 from drm_triton.model import DRM
 from drm_triton.run import csv_text, environment
 from drm_triton.trainer import EpochEnd
@@ -111,6 +112,11 @@ class Study:
             raise InputError("tune: epochs must be at least 1, so that there is something to judge")
         if dataset.valid.nnz == 0:
             raise InputError("tune: the data set has no validation part to judge by; prepare it with one (--ratios)")
+        if len(measurable(dataset.train, dataset.valid)) == 0:
+            raise InputError(
+                f"tune: no user has both validation items and at least {MIN_TRAIN} training interactions to judge by; "
+                "prepare the data with another split (--split)"
+            )
         DRM(self.base).backend()  # one that cannot be used would fail every trial
         self._open()
         self.records = self._read()

@@ -44,6 +44,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"facters": 32}, "unknown configuration key 'facters'; did you mean 'factors'"),
         ({"lamda": 1.0}, "did you mean 'lambda'"),
         ({"factors": 0}, "factors must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"factors": 1.5}, "factors must be int, got 1.5"),
         ({"factors": True}, "factors must be int, got True"),
         ({"tau": 0}, "tau must be positive and finite, got 0"),

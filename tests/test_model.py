@@ -139,6 +139,35 @@ def test_unknown_users(model: DRM) -> None:
     assert set(frame["item"]) == set(allowed[1:])
 
 
+def test_users_without_interactions_are_not_known() -> None:
+    lists = [[0, 1, 2], [], [1, 2, 3], [], [0, 3]]  # of users 10, 11, ...
+    indptr = np.cumsum([0, *map(len, lists)])
+    data = Dataset.from_csr((indptr, np.concatenate(lists).astype(np.int64)), user_ids=[10, 11, 12, 13, 14])
+    model = DRM(factors=2, epochs=1).fit(data)
+    with pytest.raises(InputError, match=r"user 11 has no interactions in the training data.*unknown: skip"):
+        model.recommend([10, 11])
+    with pytest.raises(InputError, match="unknown user id: 9"):
+        model.recommend([9, 11])
+    with pytest.warns(UserWarning, match="left out 2 of 3 users: users 11, 13 have no interactions"):
+        assert set(model.recommend([10, 11, 13], unknown="skip")["user"]) == {10}
+    with pytest.warns(UserWarning, match="left out 2 of 5 users") as told:
+        assert model.recommend(k=1)["user"].to_list() == [10, 12, 14]
+    assert len(told) == 1
+    frame = model.recommend([11, 10, 9], k=1, unknown="popular")
+    assert frame["user"].to_list() == [11, 10, 9]
+    assert frame["score"].is_null().to_list() == [True, False, True]
+    assert model.recommend(k=1, unknown="popular")["user"].to_list() == [10, 11, 12, 13, 14]
+    with pytest.raises(InputError, match="user 13 has no interactions in the training data"):
+        model.similar_users([10, 13])
+    alike = model.similar_users([14, 10], k=9)
+    assert alike["user"].to_list() == [14, 14, 10, 10]
+    assert set(alike.filter(user=14)["similar"]) == {10, 12}
+    assert set(alike.filter(user=10)["similar"]) == {12, 14}
+    U = torch.nn.functional.normalize(model.user_factors)
+    for user, _, other, value in alike.rows():
+        assert value == pytest.approx(float(U[user - 10] @ U[other - 10]), abs=1e-6)
+
+
 def test_unknown_users_beside_numbered_ones() -> None:
     frame = pl.DataFrame({"user": [1, 1, 2], "item": [5, 6, 5]})
     model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))

@@ -142,6 +142,16 @@ def test_unknown_ids_may_get_popular_items(client: Client, score: str) -> None:
     assert pairs(answer["items"]) == MODELS[score].recommend_from([[30]], k=4).select("item", "score").rows()
 
 
+def test_a_user_without_interactions_is_not_known() -> None:
+    data = Dataset.from_csr((np.array([0, 2, 2, 4]), np.array([0, 1, 1, 2])), user_ids=[7, 8, 9])
+    client = Client(create_app(DRM(factors=2, epochs=1).fit(data)))
+    answer = client("GET", "/recommendations", params={"user": 8})
+    assert (answer.status_code, answer.json()["error"]) == (404, "not found")
+    assert "user '8' has no interactions in the training data" in answer.json()["detail"]
+    answer = ask(client, "/recommendations", user=8, k=1, unknown="popular")
+    assert (answer["user"], pairs(answer["items"])) == (8, [(1, None)])
+
+
 def test_fifty_at_once(score: str) -> None:
     """GET and POST in one event loop, so that they share batches, each list of another length."""
     model = MODELS[score]

@@ -246,6 +246,28 @@ def test_a_failure_half_way_leaves_the_old_file(run: Path, tmp_path: Path, monke
     assert len(os.listdir(tmp_path)) == 3
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes in the file system")
+def test_a_pipe_is_not_replaced_and_a_link_is_followed(run: Path, tmp_path: Path) -> None:
+    pipe, to_pipe = tmp_path / "pipe.csv", tmp_path / "to_pipe.csv"
+    os.mkfifo(pipe)
+    to_pipe.symlink_to(pipe)
+    for options in (["recommend", run, "--user", "u1"], ["similar", run, "--user", "u1"]):
+        for out in (pipe, to_pipe):
+            code, _, errors = call(*options, "--out", out)
+            assert code == 2
+            assert "leave --out away to print" in errors
+    assert pipe.is_fifo()
+    assert to_pipe.is_symlink()
+    for number, text in enumerate(("old", None)):  # a link to a file, and one to a file that is yet to be
+        target, link = tmp_path / f"target{number}.csv", tmp_path / f"link{number}.csv"
+        if text is not None:
+            target.write_text(text)
+        link.symlink_to(target)
+        assert call("recommend", run, "--user", "u1", "--out", link)[0] == 0
+        assert link.is_symlink()
+        assert target.read_text().startswith("user,rank,item,score")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no head")
 def test_a_closed_pipe_is_silent(run: Path) -> None:
     command = f"{sys.executable} -m drm_triton recommend {run} --all --k 100 --format csv | head -1"

@@ -58,6 +58,19 @@ def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None
     assert "best" in lines[0]
 
 
+def test_a_split_by_users_is_trained_without_validation(tmp_path: Path) -> None:
+    users, items = generate(Shape(users=60, items=50, interactions=900), 0)
+    Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), split="users").save(tmp_path / "data")
+    code, out, errors = call("train", "-d", tmp_path / "data", "--run", tmp_path / "run", "--factors", 4, "--epochs", 2)
+    assert (code, out) == (0, f"trained {tmp_path / 'run'}\n")
+    assert errors.count("warning: training without validation: no user has both") == 1
+    best, last = ((tmp_path / "run" / part / "model.safetensors").read_bytes() for part in ("best", "last"))
+    assert best == last
+    code, _, errors = call("tune", "-d", tmp_path / "data", "--study", tmp_path / "study", "--trials", 1)
+    assert code == 2
+    assert "tune: no user has both" in errors
+
+
 def test_json_and_quiet(stored: Path, tmp_path: Path) -> None:
     code, out, errors = call("train", "-d", stored, "--run", tmp_path / "a", "--factors", 4, "--epochs", 1, "--json")
     assert (code, errors) == (0, "")
@@ -160,6 +173,15 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
     assert "mean ndcg@10 by training interactions" in out
+
+
+def test_where_the_metrics_of_users_go_is_checked_before_ranking(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drm_triton.model.DRM.load", lambda path: pytest.fail("came as far as the model"))
+    code, _, errors = call("evaluate", run, "--per-user", tmp_path)
+    assert code == 2
+    assert f"--per-user {tmp_path} is a folder" in errors
 
 
 def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:
