@@ -52,7 +52,7 @@ class Run:
         """Take up a run at its last checkpoint (None if it was stopped before the first one)."""
         path = Path(path)
         config = TrainConfig.from_toml(existing(path) / "config.toml")
-        recorded = json.loads((path / "env.json").read_text("utf-8"))["data"]["checksum"]
+        recorded = str(read_environment(path)["data"].get("checksum"))
         if recorded != dataset.checksum:
             raise InputError(
                 f"{path} was trained on other data than {dataset.path or 'the data set given'} "
@@ -134,10 +134,22 @@ def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
         return Dataset.load(given)
     for place in (path, path.parent):  # a run, or a checkpoint inside one
         if (place / "env.json").exists():
-            stored = json.loads((place / "env.json").read_text("utf-8"))["data"]["path"]
+            stored = read_environment(place)["data"].get("path")
             if stored is not None:
                 return Dataset.load(stored)
     raise InputError(f"{path} does not say where its data lies; give --dataset")
+
+
+def read_environment(path: str | Path) -> dict[str, Any]:
+    """A run's env.json; it says at least something under `data`."""
+    file = Path(path) / "env.json"
+    try:
+        environment = json.loads(file.read_text("utf-8"))
+        if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
+            raise ValueError("it does not describe a training")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {file}: {error}; move it away and give --dataset") from error
+    return environment
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
