@@ -31,7 +31,7 @@ def check_output(form: Format | None, out: Path | None) -> Format:
 
 
 def check_target(option: str, path: Path) -> None:
-    """Raise unless a file can be put there: a new one, or in the place of a regular one (a link leads to its target)."""
+    """Raise unless a file can be put there: a new one, or in place of a regular one (a link leads to its target)."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise InputError(f"{option} {path} is a folder; give another file")

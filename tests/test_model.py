@@ -144,7 +144,7 @@ def test_users_without_interactions_are_not_known() -> None:
     indptr = np.cumsum([0, *map(len, lists)])
     data = Dataset.from_csr((indptr, np.concatenate(lists).astype(np.int64)), user_ids=[10, 11, 12, 13, 14])
     model = DRM(factors=2, epochs=1).fit(data)
-    with pytest.raises(InputError, match="user 11 has no interactions in the training data.*unknown: skip"):
+    with pytest.raises(InputError, match=r"user 11 has no interactions in the training data.*unknown: skip"):
         model.recommend([10, 11])
     with pytest.raises(InputError, match="unknown user id: 9"):
         model.recommend([9, 11])
