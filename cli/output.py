@@ -20,9 +20,11 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 def check_output(form: Format | None, out: Path | None) -> Format:
     """The format in force: the one given, or what the name of the file says, or a table to read."""
-    ending = out.suffix.lower().removeprefix(".") if out is not None else ""
-    by_name: Format = next((known for known in FORMATS if known == ending), "table")
-    chosen = form or by_name
+    ending = out.suffix.lower().removeprefix(".") if out is not None else "table"
+    by_name: Format | None = next((known for known in FORMATS if known == (ending or "table")), None)
+    chosen = form or by_name or ("table" if ending == "txt" else None)
+    if chosen is None:
+        raise InputError(f"--out {out}: .{ending} is none of {', '.join(FORMATS)}; say which with --format")
     if out is None and chosen == "parquet":
         raise InputError("--format parquet needs --out: it is not text")
     if out is not None:

@@ -22,7 +22,10 @@ def recommend(
     everyone: Annotated[bool, typer.Option("--all", help="Every user of the training data.")] = False,
     liked: Annotated[
         list[str] | None,
-        typer.Option(help="Items that a new person likes, separated by commas; may be repeated.", show_default=False),
+        typer.Option(
+            help='Items that a new person likes, separated by commas ("a,b" in quotes is one id); may be repeated.',
+            show_default=False,
+        ),
     ] = None,
     history: Annotated[
         Path | None,
@@ -76,7 +79,7 @@ def recommend(
 
     asked: dict[str, Any] = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
     if liked is not None:
-        asked["histories"] = {"you": [item.strip() for items in csv.reader(liked) for item in items if item.strip()]}
+        asked["histories"] = {"you": _items(liked)}
     elif history is not None:
         asked["histories"] = read_histories(history)
     elif not everyone:
@@ -90,3 +93,13 @@ def recommend(
     for warning in told:
         print(f"warning: {warning.message}", file=sys.stderr)
     write((with_titles(block, model.interactions, "item") for block in blocks), form, out)
+
+
+def _items(liked: list[str]) -> list[str]:
+    """Ids separated by commas, in quotes where they hold one."""
+    try:
+        return [item.strip() for items in csv.reader(liked) for item in items if item.strip()]
+    except csv.Error as error:
+        raise InputError(
+            f"--liked {liked}: {error}; put an id that holds commas, quotes or line ends into a file for --history"
+        ) from None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
 from drm_triton.evaluate import csr_tensors
@@ -205,9 +206,11 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
 
 def _pairs(histories: Any) -> tuple[pl.Series, NDArray[np.int64], pl.Series]:
     """Persons [B], and for each item in their histories the number of its person and its id: [n], [n]."""
-    if isinstance(histories, pl.DataFrame):
+    if hasattr(histories, "columns"):  # of polars or pandas
         if not {"user", "item"} <= set(histories.columns):
-            raise InputError(f"a frame of histories needs columns user and item; it has {histories.columns}")
+            raise InputError(f"a frame of histories needs columns user and item; it has {list(histories.columns)}")
+        if not isinstance(histories, pl.DataFrame):
+            histories = from_pandas(histories, ["user", "item"])
         persons = histories["user"].unique(maintain_order=True)
         numbers = pl.DataFrame({"user": persons}).with_row_index("row")
         rows = histories.select("user").join(numbers, on="user", how="left", maintain_order="left")["row"]

@@ -98,6 +98,10 @@ class DRM:
         -------
         DRM, fitted: the factors of the best epoch where there are users to validate on, else of the last.
         """
+        if not isinstance(dataset, Dataset):
+            raise InputError(
+                f"DRM.fit takes a Dataset, not {type(dataset).__name__}; Dataset.from_frame makes one of a frame"
+            )
         ops, device = self.backend()
         fit = interactions_to_fit(dataset, self.config)
         warn_if_unvalidated(self.config, dataset)

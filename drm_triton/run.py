@@ -66,16 +66,16 @@ class Run:
         stored = TrainConfig.from_toml(existing(path) / "config.toml").to_dict()
         changed = sorted(name for name, value in config.to_dict().items() if stored.get(name) != value)
         check_resumable(path, config.schedule, changed)
-        if changed:
-            checkpoint.write_text(path / "config.toml", config.to_toml())
-        for left in path.glob(f"*/.*{checkpoint.PARTIAL}"):  # by a process that was killed while it wrote
-            left.unlink()
-        recorded = json.loads((path / "env.json").read_text("utf-8"))["data"]["checksum"]
+        recorded = str(read_environment(path)["data"].get("checksum"))
         if recorded != dataset.checksum:
             raise InputError(
                 f"{path} was trained on other data than {dataset.path or 'the data set given'} "
                 f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
             )
+        if changed:
+            checkpoint.write_text(path / "config.toml", config.to_toml())
+        for left in path.glob(f"*/.*{checkpoint.PARTIAL}"):  # by a process that was killed while it wrote
+            left.unlink()
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, []), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
@@ -163,10 +163,22 @@ def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
         return Dataset.load(given)
     for place in (path, path.parent):  # a run, or a checkpoint inside one
         if (place / "env.json").exists():
-            stored = json.loads((place / "env.json").read_text("utf-8"))["data"]["path"]
+            stored = read_environment(place)["data"].get("path")
             if stored is not None:
                 return Dataset.load(stored)
     raise InputError(f"{path} does not say where its data lies; give --dataset")
+
+
+def read_environment(path: str | Path) -> dict[str, Any]:
+    """A run's env.json; it says at least something under `data`."""
+    file = Path(path) / "env.json"
+    try:
+        environment = json.loads(file.read_text("utf-8"))
+        if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
+            raise ValueError("it does not describe a training")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {file}: {error}; move it away and give --dataset") from error
+    return environment
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

@@ -364,3 +364,14 @@ def test_a_trained_user_folded_back_in_ranks_about_as_well() -> None:
     ranker = factor_ranker(get_backend(), model.fold_in(lists), model.item_factors, "dot")
     folded = evaluate(ranker, data.train, data.test).means["ndcg@10"]
     assert folded > 0.9 * trained
+
+
+def test_frames_are_taken_where_they_fit_and_named_where_not() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"]})
+    with pytest.raises(InputError, match=r"DRM.fit takes a Dataset, not DataFrame; Dataset\.from_frame"):
+        DRM(factors=2).fit(frame)  # type: ignore[arg-type]
+    model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
+    history = {"user": ["new", "new"], "item": ["x", "y"]}
+    ours = model.recommend_from(pl.DataFrame(history), k=1)
+    assert model.recommend_from(pandas.DataFrame(history), k=1).equals(ours)

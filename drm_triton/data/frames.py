@@ -178,13 +178,18 @@ def raw_from_frame(frame: Any, names: Mapping[str, str | None]) -> Raw:
         raise InputError(f"from_frame takes a polars or pandas frame, not {type(frame).__name__}")
     roles = find_columns(columns, names, "the frame", option="")
     if not isinstance(frame, pl.LazyFrame | pl.DataFrame):
-        position = {name: columns.index(name) for name in roles.values()}
-        frame = pl.DataFrame({name: _from_pandas(frame.iloc[:, at]) for name, at in position.items()})
+        frame = from_pandas(frame, list(roles.values()))
     chosen = frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items())
     return Raw([Part("the frame", chosen)], named=True, python=True)
 
 
-def _from_pandas(column: Any) -> pl.Series:
+def from_pandas(frame: Any, names: Sequence[str]) -> pl.DataFrame:
+    """Take columns of a pandas frame."""
+    columns = [str(c) for c in frame.columns]
+    return pl.DataFrame({name: _column(frame.iloc[:, columns.index(name)]) for name in names})
+
+
+def _column(column: Any) -> pl.Series:
     """Convert a pandas column without needing pyarrow; missing values of any kind become null."""
     values = column.to_numpy()
     if values.dtype.kind in "iub":

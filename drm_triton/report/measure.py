@@ -1,6 +1,5 @@
 """What a report shows, measured: each run with its metrics and its lists for a sample of users."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from drm_triton.errors import InputError
 from drm_triton.evaluate import MIN_TRAIN, Evaluation, evaluate, factor_ranker, popularity_ranker
 from drm_triton.model import DRM
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.run import checkpoint_directory, read_metrics
+from drm_triton.run import checkpoint_directory, read_environment, read_metrics
 
 CUT_OFFS = (10, 50)
 
@@ -197,13 +196,7 @@ def _environment(path: Path) -> dict[str, Any]:
     home = _home(path)
     if home is None or not (home / "env.json").exists():
         return {}
-    try:
-        environment = json.loads((home / "env.json").read_text("utf-8"))
-        if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
-            raise ValueError("it does not describe a training")
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {home / 'env.json'}: {error}; move it away and give --dataset") from error
-    return environment
+    return read_environment(home)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

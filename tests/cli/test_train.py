@@ -175,6 +175,22 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert "mean ndcg@10 by training interactions" in out
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00"])
+def test_a_damaged_env_json_is_told(run: Path, stored: Path, text: str) -> None:
+    file = run / "env.json"
+    whole = file.read_text()
+    try:
+        file.write_text(text)
+        for arguments in (["evaluate", run], ["train", "--resume", run]):
+            code, _, errors = call(*arguments)
+            assert code == 2
+            assert errors.startswith(f"error: cannot read {file}: ")
+            assert "give --dataset" in errors
+        assert call("evaluate", run, "--dataset", stored)[0] == 0
+    finally:
+        file.write_text(whole)
+
+
 def test_where_the_metrics_of_users_go_is_checked_before_ranking(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
