@@ -9,6 +9,8 @@ cache held it), r rows touched per list in a batch:
     drm alone   8 n^2  +  40 n K flops               reads 8 n                writes 4 n
     top-K       2 N d flops per query                reads 4 (N d / BLOCK + d)    writes 8 K
 
+The pairs are 8 n^2, but about 4 n log2 n on the CPU beyond PAIRWISE_MAX items, where it sorts.
+
 At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients and 6 kflop for the update, 25 kB read in all.
 Shares are these counts over the measured time, of this machine's own peaks (fused multiply-adds and copies on a CPU, a
 float32 matrix product and copies on a GPU), measured in the same run with all threads.
@@ -17,6 +19,7 @@ float32 matrix product and copies on a GPU), measured in the same run with all t
 """
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -39,6 +42,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.jit import inline
+from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.cpu.topk import BLOCK, QUERIES, WIDTH, score_panel
 from drm_triton.kernels.interface import ListPlan, Objective
 
@@ -95,11 +99,13 @@ def make_plan(n_items: int, rho: int, eta: int, device: str, users: int = Sizes.
 def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, float]:
     """Operations and bytes of one list, or of one query of top-K, as counted above."""
     n, d, K, N, r = sizes.get("n", 0), sizes.get("d", 0), sizes["K"], sizes.get("items", 0), rows_per_list
+    by_pairs = torch.cuda.is_available() or n <= PAIRWISE_MAX
+    pairs = 8 * n * n if by_pairs else 4 * n * math.log2(n)
     return {
         "sample": (0, 4 * (n + 1)),
-        "gradients": (4 * n * d + 8 * n * n + 40 * n * K, 4 * (n * d + 3 * n + 2 * d + 4)),
+        "gradients": (4 * n * d + pairs + 40 * n * K, 4 * (n * d + 3 * n + 2 * d + 4)),
         "update": (2 * n * d + 8 * d * r, 4 * (n * d + 3 * n) + 16 * d * r),
-        "drm": (8 * n * n + 40 * n * K, 12 * n),
+        "drm": (pairs + 40 * n * K, 12 * n),
         "top-k": (2 * N * d, 4 * (N * d / query_block() + d) + 8 * K),
     }[name]
 
