@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from drm_triton.errors import InputError
-from drm_triton.metrics import METRICS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +22,7 @@ Init = Literal["spectral", "normal"]
 Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
 
+METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")  # here, and not in `metrics`, which needs NumPy
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
 
 LARGEST = 3.4e38  # in float32, the kernels' type

@@ -14,8 +14,6 @@ hit(k) = 1 if the k-th ranked item is in the user's held-out set T.
 import numpy as np
 from numpy.typing import NDArray
 
-METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
-
 
 def ranking_metrics(hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], k: int) -> dict[str, NDArray[np.float64]]:
     """Metrics of each user.
