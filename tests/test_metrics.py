@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drm_triton.metrics import METRICS, ranking_metrics
+from drm_triton.config import METRICS
+from drm_triton.metrics import ranking_metrics
 
 HITS = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], dtype=bool)
 RELEVANT = np.array([2, 3, 5])

@@ -141,12 +141,12 @@ def test_a_time_limit_starts_no_further_trial(data: Dataset, tmp_path: Path) -> 
 
 
 def test_a_trial_that_diverges_is_recorded_and_the_study_goes_on(data: Dataset, tmp_path: Path) -> None:
-    space = {"tau": [1e-44, 1.0], "lambda": [3.0, 10.0]}
+    space = {"lr": [3e38, 0.1], "lambda": [3.0, 10.0]}
     study = tune(data, tmp_path, 4, space=space, **TINY)
     failed = [record for record in lines(tmp_path) if record["status"] == "failed"]
-    assert [record["tau"] for record in failed] == [1e-44, 1e-44]
+    assert [record["lr"] for record in failed] == [3e38, 3e38]
     assert "lower lr or raise tau" in failed[0]["error"]
-    assert [record["tau"] for record in study.ranked] == [1.0, 1.0]
+    assert {record["lr"] for record in study.ranked} == {0.1, 0.2}  # 0.2 is the default, trial 0
     assert math.isfinite(study.ranked[-1]["valid/ndcg@10"])
     with open(tmp_path / "trials.csv") as file:
         assert [row["status"] for row in csv.DictReader(file)].count("failed") == 2

@@ -99,7 +99,7 @@ def test_files_fix_options_and_give_the_space(
 
 def test_when_every_trial_fails(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, errors = call(
-        capsys, "tune", "-d", stored, "--study", tmp_path, "--trials", 1, "--factors", 4, "--tau", 1e-44, "-q"
+        capsys, "tune", "-d", stored, "--study", tmp_path, "--trials", 1, "--factors", 4, "--lr", 3e38, "-q"
     )
     assert (code, out) == (1, "")
     assert errors.startswith("error: every trial failed, the first because the loss became nan")
