@@ -243,6 +243,8 @@ def pack_items(V: Tensor, score: Score) -> PackedItems:
 def _pack(function: str, V: Tensor, score: Score) -> PackedItems:
     check_choice(function, "score", score, Score)
     view(function, "V", V, (None, None), FLOAT32)
+    if V.shape[1] == 0:
+        raise InputError(f"{function}: V must have at least one column, got {list(V.shape)}")
     norm = largest_norm(function, "V", V)
     N, d = V.shape
     depth = d + (score == "l2")
@@ -275,6 +277,8 @@ def top_k(
     """
     name = "top_k"
     view(name, "queries", queries, (None, None), FLOAT32)
+    if queries.shape[1] == 0:
+        raise InputError(f"{name}: queries must have at least one column, got {list(queries.shape)}")
     packed = V if isinstance(V, PackedItems) else _pack(name, V, score)
     if packed.score != score:
         raise InputError(f"{name}: the items were packed for the score {packed.score}, got {score}")

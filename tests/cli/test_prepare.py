@@ -319,12 +319,12 @@ def test_disk_full(tmp_path):
 SLOW = """
 import sys, time
 from drm_triton.data import store
-save = store._write_array
+save = store.write_array
 def slow(*args):
     save(*args)
     print("writing", flush=True)
     time.sleep(60)
-store._write_array = slow
+store.write_array = slow
 sys.argv = ["drm-triton", "prepare", "table", "--raw", "good.csv", "--out", "d", "-q"]
 from drm_triton.cli import main
 main()
