@@ -82,9 +82,9 @@ def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: 
         start = batch * B % (plan.n_lists - B)
         batch += 1
         users, items = backend.sample_lists(plan, 0, start, start + B)
-        x = backend.list_gradients(U, V, users, items, objective)
+        x = backend.list_gradients(U, V, users, items, objective, plan.share)
         # items first: their gradient is taken at the users' rows as they were
-        backend.update_rows(V, item_state, items.view(-1), x.g.view(-1), U, users, 0.05, objective.score)
+        backend.update_rows(V, item_state, items.view(-1), x.g.view(-1), U, users, 0.05, objective.score, plan.share)
         backend.update_rows(U, user_state, users, one, x.user_grad, own, 0.05, "dot")
 
     return step

@@ -59,6 +59,9 @@ def train(
     init: Annotated[str | None, setting("init", "Initial factors: spectral or normal.", MODEL)] = None,
     rho: Annotated[int | None, setting("rho", "Positives in a list (paper: 1 to 5).", LISTS)] = None,
     eta: Annotated[int | None, setting("eta", "Negatives in a list [15 rho, at least 45].", LISTS)] = None,
+    share: Annotated[
+        int | None, setting("share", "Lists trained with the same draws of negatives; 1: each its own.", LISTS)
+    ] = None,
     user_sampling: Annotated[
         str | None, setting("user_sampling", "Users of lists: proportional or uniform.", LISTS)
     ] = None,

@@ -49,6 +49,7 @@ class TrainConfig:
     factors: int = 64  # 16, 32, 64, 128
     rho: int = 1  # positives in a list: 1 .. 5
     eta: int | None = None  # negatives in a list; None: 15 rho as in the paper, but at least 45
+    share: int = 32  # lists that are trained with the same draws of negatives; 1 in the paper
     k: int | None = None  # cut-off of the relaxed metric; None: rho
     tau: float = 1.0  # .1, .3, .5, 1, 3, 10
     lam: float = 10.0  # .1, .5, 1, 2, 3, 5
@@ -78,7 +79,7 @@ class TrainConfig:
             value = getattr(self, field.name)
             if choices and isinstance(choices[0], str) and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-        for name in ("factors", "rho", "eta", "k", "batch_size", "epochs", "cov_every", "threads"):
+        for name in ("factors", "rho", "eta", "share", "k", "batch_size", "epochs", "cov_every", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")

@@ -87,6 +87,19 @@ def objective_of(config: TrainConfig) -> Objective:
     )
 
 
+def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
+    """Which lists to train on."""
+    return ListPlan(
+        *csr_tensors(fit, device),
+        n_items=fit.shape[1],
+        rho=config.rho,
+        eta=config.eta_in_force,
+        seed=config.seed,
+        user_sampling=config.user_sampling,
+        share=config.share,
+    )
+
+
 def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     """Untrained factors on their device."""
     U, V, accumulator = initial_factors(config, fit)
@@ -114,9 +127,7 @@ def train(
     on_batch : called after each step
     """
     device = state.U.device
-    plan = ListPlan(
-        *csr_tensors(fit, device), fit.shape[1], config.rho, config.eta_in_force, config.seed, config.user_sampling
-    )
+    plan = list_plan(config, fit, device)
     objective = objective_of(config)
     while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
@@ -139,7 +150,7 @@ def warm_up(config: TrainConfig, ops: ModuleType, device: torch.device) -> None:
     """Take one step on toy data, so that compiling the kernels is not counted as training."""
     toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3))
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
-    plan = ListPlan(*csr_tensors(toy, device), 3, config.rho, config.eta_in_force, 0, config.user_sampling)
+    plan = list_plan(config, toy, device)
     users, items = ops.sample_lists(plan, 0, 0, plan.n_lists)
     # A small rate whatever the configuration says: one that diverges is to be told of in training, not here.
     one_step(state, users, items, config, objective_of(config), ops, lr=1e-3)
@@ -164,7 +175,7 @@ def one_step(
 ) -> None:
     """One batch of lists: all gradients at the factors as they stand, then one Adagrad step for each row touched."""
     U, V = state.U, state.V
-    lists = ops.list_gradients(U, V, users, items, objective)
+    lists = ops.list_gradients(U, V, users, items, objective, config.share)
     parts = torch.stack([lists.loss, lists.hinge, lists.drm, lists.mse]).sum(1, dtype=torch.float64).tolist()
     if not math.isfinite(parts[0]):
         raise DrmError(
@@ -172,12 +183,12 @@ def one_step(
             f"(lr {config.lr}, tau {config.tau}); lower lr or raise tau and start again"
         )
     batch = torch.arange(len(users), dtype=torch.int32, device=U.device)
-    item_entries = (items.flatten(), lists.g.flatten(), U, users)
+    item_entries, share = (items.flatten(), lists.g.flatten(), U, users), config.share
     user_entries = (users, torch.ones_like(lists.loss), lists.user_grad, batch)
     if config.cov > 0 and state.step % config.cov_every == 0:
-        user_entries, item_entries = with_covariance(state, config, user_entries, item_entries)
+        (user_entries, item_entries), share = with_covariance(state, config, user_entries, item_entries), 1
     rows, coef, X, source = item_entries
-    ops.update_rows(V, state.V_state, rows, coef, X, source, lr, config.score)
+    ops.update_rows(V, state.V_state, rows, coef, X, source, lr, config.score, share)
     rows, coef, X, source = user_entries
     ops.update_rows(U, state.U_state, rows, coef, X, source, lr, "dot")
     state.step += 1

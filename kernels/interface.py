@@ -3,11 +3,14 @@
 Every backend (`reference`, `cpu`, `gpu`) offers the same functions on torch tensors:
 
     sample_lists(plan, epoch, start, stop)                          -> users [B], items [B, n]
-    list_gradients(U, V, users, items, objective)                   -> ListGradients
-    update_rows(table, state, rows, coef, X, source, lr, score)     in place
+    list_gradients(U, V, users, items, objective, share)            -> ListGradients
+    update_rows(table, state, rows, coef, X, source, lr, score, share)    in place
     pack_items(V, score)                                            -> what top_k takes in place of V, for many calls
     top_k(queries, V, k, score, seen)                               -> items [m, k], scores [m, k]
     soft_topk_forward / soft_topk_backward / drm_lists              behind drm_triton.drm_loss
+
+`share` tells that lists come in groups of so many, in which most lists have the same item at the same position (see
+`ListPlan`). It may change the speed and the rounding, never the meaning: the items of each list are those in `items`.
 """
 
 import math
@@ -178,6 +181,10 @@ class ListPlan:
     once. `uniform`: as many lists in all, each of a user drawn uniformly.
     Users without a positive or without a negative have no list.
 
+    Negatives are uniform over the items a user has not, drawn for each list, or once for every `share` lists that
+    follow each other: then a list takes the draws it shares, and one of its own in place of each that is an item of its
+    user. Either way those of one list are independent and uniform; sharing spares most of the gathers.
+
     Parameters
     ----------
     indptr : int64 [M + 1], indices : int32 [nnz], strictly ascending within a row: the training interactions. They
@@ -191,11 +198,13 @@ class ListPlan:
     eta: int
     seed: int = 0
     user_sampling: UserSampling = "proportional"
+    share: int = 1
 
     def __post_init__(self) -> None:
         check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
-        for name, least, most in (("rho", 1, math.inf), ("eta", 1, math.inf), ("n_items", 1, 2**31 - 1)):
-            check_integer("ListPlan", name, getattr(self, name), least, most)
+        for name in ("rho", "eta", "share"):
+            check_integer("ListPlan", name, getattr(self, name), 1)
+        check_integer("ListPlan", "n_items", self.n_items, 1, 2**31 - 1)
         check_integer("ListPlan", "seed", self.seed, 0, 2**63 - 1)
         check_tensor("ListPlan", "indptr", self.indptr, (None,), INT64)
         check_tensor("ListPlan", "indices", self.indices, (None,), INT32)
@@ -247,9 +256,12 @@ def check_sample(plan: ListPlan, epoch: int, start: int, stop: int) -> None:
         raise InputError(f"sample_lists: an epoch holds {plan.n_lists} lists, asked for number {stop - 1}")
 
 
-def check_lists(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, values: bool = True) -> None:
+def check_lists(
+    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, share: int, values: bool = True
+) -> None:
     """Check the arguments of `list_gradients`; the values of users and items only if `values`."""
     name = "list_gradients"
+    check_integer(name, "share", share, 1)
     check_tensor(name, "U", U, (None, None), FLOATS)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
     check_tensor(name, "users", users, (None,), INT32)
@@ -277,10 +289,12 @@ def check_update(
     source: Tensor,
     lr: float,
     score: Score,
+    share: int,
     values: bool = True,
 ) -> None:
     """Check the arguments of `update_rows`; the values of rows and source only if `values`."""
     name = "update_rows"
+    check_integer(name, "share", share, 1)
     check_choice(name, "score", score, Score)
     check_number(name, "lr", lr, 0)
     check_tensor(name, "table", table, (None, None), FLOATS)

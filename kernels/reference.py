@@ -30,6 +30,7 @@ from drm_triton.kernels.interface import (
 
 MASK32 = 0xFFFFFFFF
 ORDER, USER, POSITIVES, NEGATIVES = range(4)  # streams
+SHARED = 1 << 31  # number of the first block of draws that several lists share
 ROUNDS = 8  # of `permute`: with 4, triples out of 5 to 7 elements are visibly not uniform (chi-square)
 
 
@@ -131,6 +132,10 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         row = plan.indices[begin[b] : begin[b] + degree[b]].long()
         gaps = row - torch.arange(len(row), device=device)  # non-positives below each positive
         negatives[b] = rank[b] + torch.searchsorted(gaps, rank[b], right=True)
+        if plan.share > 1:
+            words = torch.stack(philox(plan.seed, epoch, NEGATIVES, number[b] // plan.share, SHARED + block), dim=-1)
+            shared = below(words.flatten()[: plan.eta], plan.n_items)
+            negatives[b] = torch.where(torch.isin(shared, row), negatives[b], shared)
     items = torch.cat([torch.stack(positives, dim=1), negatives.to(torch.int32)], dim=1)
     return user.to(torch.int32), items
 
@@ -243,13 +248,15 @@ def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, 
     return hinge, drm, mse
 
 
-def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> ListGradients:
+def list_gradients(
+    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, share: int = 1
+) -> ListGradients:
     """Losses of B lists, their gradient to the scores (closed form) and to the user's row.
 
     Where several positives share the smallest score, or negatives the largest, the first of them bears the hinge
     gradient. A list with a score that is not finite has loss and gradient NaN.
     """
-    check_lists(U, V, users, items, objective)
+    check_lists(U, V, users, items, objective, share)
     rho, n = objective.rho, items.shape[1]
     scores = list_scores(U, V, users, items, objective.score)
     finite = scores.abs().sum(-1, keepdim=True) < math.inf
@@ -277,7 +284,15 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
 
 @torch.no_grad()
 def update_rows(
-    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+    table: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    coef: Tensor,
+    X: Tensor,
+    source: Tensor,
+    lr: float,
+    score: Score,
+    share: int = 1,
 ) -> None:
     """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
 
@@ -289,7 +304,7 @@ def update_rows(
     table, state : [R, d] factors and Adagrad's sum of squares
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E
     """
-    check_update(table, state, rows, coef, X, source, lr, score)
+    check_update(table, state, rows, coef, X, source, lr, score, share)
     unique, slot = rows.long().unique(return_inverse=True)
     x = X[source.long()].repeat_interleave(len(rows) // len(source), dim=0)
     if score == "l2":

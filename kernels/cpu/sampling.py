@@ -4,6 +4,8 @@ Per list at rho = 3, eta = 45: 12 Philox blocks, 4 permutations of 16 hashes, an
 items; it reads those items and writes n ids.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -15,7 +17,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.jit import inline, kernel
 from drm_triton.kernels.interface import ListPlan, check_sample
-from drm_triton.kernels.reference import NEGATIVES, ORDER, POSITIVES, ROUNDS, USER
+from drm_triton.kernels.reference import NEGATIVES, ORDER, POSITIVES, ROUNDS, SHARED, USER
 
 # Every operand is uint64: Numba turns uint64 with a signed integer into float64.
 u64 = np.uint64
@@ -24,6 +26,7 @@ MULTIPLY0, MULTIPLY1, WEYL0, WEYL1 = u64(0xD2511F53), u64(0xCD9E8D57), u64(0x9E3
 MIX0, MIX1 = u64(0x85EBCA6B), u64(0xC2B2AE35)
 ZERO, ONE = u64(0), u64(1)
 BLOCK = 64  # lists whose users are searched together
+MARKS = 4096  # a power of two
 
 
 @inline
@@ -80,10 +83,12 @@ def feistel_round(image, h, rows, key0, key1):
 
 
 @inline
-def permute(image, size, keys):
-    """Replace each image[b] by its image under the permutation of 0 .. size[b] - 1 with keys[:, b]."""
+def permute(image, size, keys, h, rows):
+    """Replace each image[b] by its image under the permutation of 0 .. size[b] - 1 with keys[:, b].
+
+    h and rows are scratch.
+    """
     lanes = image.size
-    h, rows = np.empty(lanes, np.uint64), np.empty(lanes, np.uint64)
     for b in range(lanes):
         h[b] = (u64(64) - leading_zeros(size[b] - ONE)) >> ONE
         rows[b] = (size[b] + (ONE << h[b]) - ONE) >> h[b]
@@ -99,7 +104,7 @@ def permute(image, size, keys):
 
 
 @inline
-def draw_users(number, seed, epoch4, proportional, first, eligible, image, size, keys, user, offset):
+def draw_users(number, seed, epoch4, proportional, first, eligible, image, size, keys, h, rows, user, offset):
     """Users of the lists in `number`, and the position of each list among those of its user; the rest is scratch."""
     lanes = number.size
     if not proportional:
@@ -111,7 +116,7 @@ def draw_users(number, seed, epoch4, proportional, first, eligible, image, size,
     for b in range(lanes):
         image[b], size[b], user[b] = number[b], u64(first[-1]), 0
         keys[0, b], keys[1, b], keys[2, b], keys[3, b] = order
-    permute(image, size, keys)
+    permute(image, size, keys, h, rows)
     # The last user whose first list is not above the slot. All lists take a step of the binary search together: their
     # loads overlap, and there is no branch to mispredict.
     length = first.size - 1
@@ -125,7 +130,7 @@ def draw_users(number, seed, epoch4, proportional, first, eligible, image, size,
 
 
 @inline
-def draw_positives(ident, seed, word1, indptr, indices, image, size, keys, user, offset, positives):
+def draw_positives(ident, seed, word1, indptr, indices, image, size, keys, h, rows, user, offset, positives):
     """Positives of the lists of `user`: the next rho under the permutation that `ident` keys; the rest is scratch."""
     lanes, rho = user.size, positives.shape[1]
     for b in range(lanes):
@@ -134,21 +139,23 @@ def draw_positives(ident, seed, word1, indptr, indices, image, size, keys, user,
     for t in range(rho):
         for b in range(lanes):
             image[b] = u64(offset[b] * rho + t) % size[b]
-        permute(image, size, keys)
+        permute(image, size, keys, h, rows)
         for b in range(lanes):
             positives[b, t] = indices[indptr[user[b]] + np.int64(image[b])]
 
 
 @inline
-def draw_negatives(seed, word1, number, row, n_items, rank, low, negatives):
-    """Uniform items outside `row`, the ascending items of one user; rank and low are scratch."""
+def draw_negatives(seed, word1, number, row, n_items, first, rank, low, negatives):
+    """Uniform items outside `row`, the ascending items of one user, from draw `first` on; rank and low are scratch."""
     others = u64(n_items - row.size)
-    for block in range(rank.size // 4):
-        w0, w1, w2, w3 = philox(seed, word1, number, u64(block))
+    skipped = first % 4
+    for block in range((skipped + negatives.size + 3) // 4):
+        w0, w1, w2, w3 = philox(seed, word1, number, u64(first // 4 + block))
         rank[4 * block] = below(w0, others)
         rank[4 * block + 1] = below(w1, others)
         rank[4 * block + 2] = below(w2, others)
         rank[4 * block + 3] = below(w3, others)
+    rank = rank[skipped:]
     # The rank-th item that is no positive is rank + the positives at or before it, and positive number p has row[p] - p
     # non-positives below it. Again a step of the binary search for all at once, the comparison done on the sign bit: a
     # compiler that makes it a branch, wrong every other time, triples the cost of the whole list.
@@ -165,36 +172,99 @@ def draw_negatives(seed, word1, number, row, n_items, rank, low, negatives):
         negatives[j] = rank[j] + low[j]
 
 
+@inline
+def draw_shared(seed, word1, group, n_items, shared, marks):
+    """Uniform items, each marked in the table of its lowest bits."""
+    marks[:] = False
+    for j in range(0, shared.size, 4):
+        words = philox(seed, word1, group, u64(SHARED + j // 4))
+        for i in range(min(4, shared.size - j)):
+            item = np.int64(below(words[i], u64(n_items)))
+            shared[j + i], marks[item & (MARKS - 1)] = item, True
+
+
+@inline
+def take_shared(seed, word1, number, row, n_items, shared, marks, rank, low, negatives):
+    """The shared draws, and one of this list's own in place of each that is in `row`."""
+    for j in range(shared.size):
+        negatives[j] = shared[j]
+    for p in range(row.size):
+        if marks[row[p] & (MARKS - 1)]:
+            for j in range(shared.size):
+                if shared[j] == row[p]:
+                    draw_negatives(seed, word1, number, row, n_items, j, rank, low, negatives[j : j + 1])
+
+
+class Scratch(NamedTuple):
+    """Room for BLOCK lists: four numbers each for the permutations, and for the negatives of one."""
+
+    unsigned: np.ndarray  # uint64 [6, BLOCK]
+    signed: np.ndarray  # int64 [2, BLOCK]
+    keys: np.ndarray  # uint64 [4 * BLOCK]
+    rank: np.ndarray  # int64 [eta + 3]
+    low: np.ndarray  # int64 [eta + 3]
+    shared: np.ndarray  # int32 [eta]
+    marks: np.ndarray  # bool [MARKS]
+
+
+@inline
+def draw_block(
+    start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, share, scratch,
+    users, items,
+):  # fmt: skip
+    """Fill rows start .. stop - 1, at most BLOCK, of users and items with lists number begin + start and on."""
+    lanes = stop - start
+    unsigned, shared, marks = scratch.unsigned, scratch.shared, scratch.marks
+    number, ident, image, size = unsigned[0, :lanes], unsigned[1, :lanes], unsigned[2, :lanes], unsigned[3, :lanes]
+    h, rows, user, offset = (
+        unsigned[4, :lanes],
+        unsigned[5, :lanes],
+        scratch.signed[0, :lanes],
+        scratch.signed[1, :lanes],
+    )
+    keys = scratch.keys[: 4 * lanes].reshape(4, lanes)
+    for b in range(lanes):
+        number[b] = begin + start + b
+    draw_users(number, seed, epoch4, proportional, first, eligible, image, size, keys, h, rows, user, offset)
+    for b in range(lanes):
+        users[start + b] = user[b]
+        ident[b] = u64(user[b]) if proportional else number[b]
+    positives, word1 = items[start:stop, :rho], epoch4 + u64(POSITIVES)
+    draw_positives(ident, seed, word1, indptr, indices, image, size, keys, h, rows, user, offset, positives)
+    group, word1 = np.int64(-1), epoch4 + u64(NEGATIVES)
+    for b in range(lanes):
+        row, negatives = indices[indptr[user[b]] : indptr[user[b] + 1]], items[start + b, rho:]
+        if share == 1:
+            draw_negatives(seed, word1, number[b], row, n_items, 0, scratch.rank, scratch.low, negatives)
+        else:
+            if np.int64(number[b]) // share != group:
+                group = np.int64(number[b]) // share
+                draw_shared(seed, word1, u64(group), n_items, shared, marks)
+            take_shared(
+                seed, word1, number[b], row, n_items, shared, marks, scratch.rank, scratch.low, negatives
+            )  # fmt: skip
+
+
 @kernel
 def draw_lists(
-    start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, users, items
+    start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, share, users, items
 ):
     """Fill rows start .. stop - 1 of users and items with lists number begin + start and on."""
-    padded = (items.shape[1] - rho + 3) // 4 * 4
-    rank, low = np.empty(padded, np.int64), np.empty(padded, np.int64)
-    unsigned, signed, key_store = (
-        np.empty((4, BLOCK), np.uint64),
+    eta = items.shape[1] - rho
+    scratch = Scratch(
+        np.empty((6, BLOCK), np.uint64),
         np.empty((2, BLOCK), np.int64),
         np.empty(4 * BLOCK, np.uint64),
+        np.empty(eta + 3, np.int64),
+        np.empty(eta + 3, np.int64),
+        np.empty(eta, np.int32),
+        np.empty(MARKS, np.bool_),
     )
     for block in range(start, stop, BLOCK):
-        lanes = min(BLOCK, stop - block)
-        number, ident, image, size = unsigned[0, :lanes], unsigned[1, :lanes], unsigned[2, :lanes], unsigned[3, :lanes]
-        user, offset = signed[0, :lanes], signed[1, :lanes]
-        keys = key_store[: 4 * lanes].reshape(4, lanes)
-        for b in range(lanes):
-            number[b] = begin + block + b
-        draw_users(number, seed, epoch4, proportional, first, eligible, image, size, keys, user, offset)
-        for b in range(lanes):
-            users[block + b] = user[b]
-            ident[b] = u64(user[b]) if proportional else number[b]
-        positives = items[block : block + lanes, :rho]
-        draw_positives(
-            ident, seed, epoch4 + u64(POSITIVES), indptr, indices, image, size, keys, user, offset, positives
-        )
-        for b in range(lanes):
-            row = indices[indptr[user[b]] : indptr[user[b] + 1]]
-            draw_negatives(seed, epoch4 + u64(NEGATIVES), number[b], row, n_items, rank, low, items[block + b, rho:])
+        draw_block(
+            block, min(block + BLOCK, stop), begin, seed, epoch4, proportional, indptr, indices, first, eligible,
+            n_items, rho, share, scratch, users, items,
+        )  # fmt: skip
 
 
 def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -214,6 +284,6 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         draw_lists, stop - start, 64,
         start, u64(plan.seed), u64(4 * epoch), plan.user_sampling == "proportional",
         plan.indptr.numpy(), plan.indices.numpy(), plan.first.numpy(), plan.eligible.numpy(),
-        plan.n_items, plan.rho, users.numpy(), items.numpy(),
+        plan.n_items, plan.rho, plan.share, users.numpy(), items.numpy(),
     )  # fmt: skip
     return users, items

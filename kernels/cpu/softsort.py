@@ -11,7 +11,8 @@ The gradient follows, with dz_k = w_k P_k (q - <P_k, q>) / tau and G = sum_k dz_
 
 which is the reference's, again without the terms of size n G that cancel for the first ranks, where G is.
 
-Short lists take the n^2 pairs in vector registers: 3 and 5 vector operations per 8 or 16 pairs; long ones sort.
+Short lists take the n^2 pairs in vector registers: 3 and 5 vector operations per 8 or 16 pairs; long ones sort. Arrays
+are padded to whole vectors with entries that have P = 0.
 The first KEPT rows P_k are kept from Q to the gradient, the others computed twice.
 """
 
@@ -26,7 +27,8 @@ from torch import Tensor
 
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import view
-from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.cpu.jit import inline, inline_finite, kernel
+from drm_triton.kernels.cpu.vectors import LANES, padded, sum_above, sum_pairs
 from drm_triton.kernels.interface import FLOATS, check_softsort
 
 KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
@@ -74,56 +76,68 @@ def _exp(x):
     return exp_float32
 
 
+@inline_finite
+def least(s):
+    """Smallest of the numbers s, none of them NaN."""
+    value = s[0]
+    for j in range(s.size):
+        value = min(value, s[j])
+    return value
+
+
+@inline_finite
+def largest(s):
+    """Largest of the numbers s, none of them NaN."""
+    value = s[0]
+    for j in range(s.size):
+        value = max(value, s[j])
+    return value
+
+
 @inline
-def above_sums(s, R, order):
-    """R_j = sum_l max(0, s_l - s_j); a long list leaves its ascending order in `order`."""
-    n, zero = s.size, s.dtype.type(0)
+def pad(s, n):
+    """Fill s from entry n on with a number below the others, which then neither adds to them nor ranks above them."""
+    lowest = least(s[:n])
+    s[n:] = lowest - abs(lowest) - 1
+
+
+@inline
+def sort(s, order):
+    """Fill order with the positions of its many first entries of s, ascending: Shell's sort, which needs no memory."""
+    n = order.size
+    for j in range(n):
+        order[j] = j
+    gap = n
+    while gap > 1:
+        gap = max(1, 5 * gap // 11)
+        for j in range(gap, n):
+            position, hole = order[j], j
+            while hole >= gap and s[order[hole - gap]] > s[position]:
+                order[hole] = order[hole - gap]
+                hole -= gap
+            order[hole] = position
+
+
+@inline
+def above_sums(s, n, R, order):
+    """R_j = sum_l max(0, s_l - s_j), infinite for padding; a long list leaves its ascending order in `order`."""
     if n <= PAIRWISE_MAX:
-        R[:] = zero
-        for m in range(0, n - 3, 4):
-            a0, a1, a2, a3 = s[m], s[m + 1], s[m + 2], s[m + 3]
-            for j in range(n):
-                x = s[j]
-                R[j] += (max(zero, a0 - x) + max(zero, a1 - x)) + (max(zero, a2 - x) + max(zero, a3 - x))
-        for m in range(n & ~3, n):
-            a0 = s[m]
-            for j in range(n):
-                R[j] += max(zero, a0 - s[j])
-        return
-    order[:] = np.argsort(s)
-    total, upper = 0.0, s[order[n - 1]]
-    for p in range(n):  # from the best down: every step is a sum of positive terms
-        j = order[n - 1 - p]
-        total += p * (np.float64(upper) - np.float64(s[j]))
-        R[j], upper = total, s[j]
+        sum_above(s, n, R)
+    else:
+        sort(s, order)
+        total, upper = 0.0, s[order[n - 1]]
+        for p in range(n):  # from the best down: every step is a sum of positive terms
+            j = order[n - 1 - p]
+            total += p * (np.float64(upper) - np.float64(s[j]))
+            R[j], upper = total, s[j]
+    R[n:] = np.inf
 
 
 @inline
-def add_pairs(s, G, order, ds):
+def add_pairs(s, n, G, order, ds):
     """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l); order as `above_sums` left it."""
-    n, zero = s.size, s.dtype.type(0)
     if n <= PAIRWISE_MAX:
-        for m in range(0, n - 3, 4):
-            a0, a1, a2, a3 = s[m], s[m + 1], s[m + 2], s[m + 3]
-            g0, g1, g2, g3 = G[m], G[m + 1], G[m + 2], G[m + 3]
-            for j in range(n):
-                x, g, total = s[j], G[j], ds[j]
-                total += g + g0 if x <= a0 else zero
-                total += g + g0 if x < a0 else zero
-                total += g + g1 if x <= a1 else zero
-                total += g + g1 if x < a1 else zero
-                total += g + g2 if x <= a2 else zero
-                total += g + g2 if x < a2 else zero
-                total += g + g3 if x <= a3 else zero
-                total += g + g3 if x < a3 else zero
-                ds[j] = total
-        for m in range(n & ~3, n):
-            a0, g0 = s[m], G[m]
-            for j in range(n):
-                x, g, total = s[j], G[j], ds[j]
-                total += g + g0 if x <= a0 else zero
-                total += g + g0 if x < a0 else zero
-                ds[j] = total
+        sum_pairs(s, n, G, ds)
         return
     upper, high = 0.0, n  # sum of G of the entries above the group of ties low .. high - 1
     while high > 0:
@@ -142,11 +156,9 @@ def relaxed_row(s, R, rank, tau, P):
     """P_k for k = rank, times the factor that is returned."""
     n, real = s.size, s.dtype.type
     scale_R, scale_s = real(-2 / tau), real(-(2 * rank - 1) / tau)
-    top = real(-np.inf)
     for j in range(n):
-        z = scale_R * R[j] + scale_s * s[j]
-        P[j] = z
-        top = max(top, z)
+        P[j] = scale_R * R[j] + scale_s * s[j]
+    top = largest(P)
     total = real(0)
     for j in range(n):
         e = exp(P[j] - top)
@@ -156,48 +168,51 @@ def relaxed_row(s, R, rank, tau, P):
 
 
 @inline
-def relaxed_topk(s, R, order, w, tau, rows, totals, Q):
-    """Q = sum_k w_k P_k; R and order are filled.
+def relaxed_topk(s, n, R, order, w, tau, rows, totals, Q):
+    """Q = sum_k w_k P_k of the first n entries of s, which is padded, as are R and Q; R and order are filled.
 
     The first rows P_k, unnormalised, are left in `rows` and their sums in `totals`, as many as it has room for; `rows`
     has room for one more.
     """
-    n, kept = s.size, totals.size
-    above_sums(s, R, order)
+    size, kept = s.size, totals.size
+    above_sums(s, n, R, order)
     Q[:] = s.dtype.type(0)
     for rank in range(1, w.size + 1):
         weight, slot = w[rank - 1], min(rank - 1, kept)
         if weight != 0:
-            P = rows[slot * n : (slot + 1) * n]
+            P = rows[slot * size : (slot + 1) * size]
             total = relaxed_row(s, R, rank, tau, P)
             if slot < kept:
                 totals[slot] = total
             weight /= total
-            for j in range(n):
+            for j in range(size):
                 Q[j] += weight * P[j]
 
 
 @inline
-def relaxed_topk_gradient(s, R, order, w, tau, q, rows, totals, G, ds):
-    """Gradient ds to the scores for q = dL/dQ; R, order, rows and totals as `relaxed_topk` left them, G is scratch."""
-    n, kept, real = s.size, totals.size, s.dtype.type
+def relaxed_topk_gradient(s, n, R, order, w, tau, q, rows, totals, G, ds):
+    """Gradient ds to the scores for q = dL/dQ; R, order, rows and totals as `relaxed_topk` left them, G is scratch.
+
+    All are padded; q must be finite there.
+    """
+    size, kept, real = s.size, totals.size, s.dtype.type
     G[:] = real(0)
     ds[:] = real(0)
     for rank in range(1, w.size + 1):
         if w[rank - 1] != 0:
             slot = min(rank - 1, kept)
-            P = rows[slot * n : (slot + 1) * n]
+            P = rows[slot * size : (slot + 1) * size]
             total = totals[slot] if slot < kept else relaxed_row(s, R, rank, tau, P)
             mean = real(0)
-            for j in range(n):
+            for j in range(size):
                 mean += P[j] * q[j]
             mean /= total
             scale, c = real(w[rank - 1] / tau) / total, real(1 - 2 * rank)
-            for j in range(n):
+            for j in range(size):
                 dz = scale * P[j] * (q[j] - mean)
                 G[j] += dz
                 ds[j] += c * dz
-    add_pairs(s, G, order, ds)
+    add_pairs(s, n, G, order, ds)
 
 
 @inline
@@ -235,64 +250,87 @@ def unpack(mask, packed, target):
             target[j] = 0
 
 
+@inline
+def forward_list(s, w, tau, mask, scratch, order, Q):
+    """Q of one list; scratch [4, padded n]."""
+    n = pack(mask, s, scratch[0])
+    size = padded(n, LANES)
+    x, R, P, total = scratch[0, :size], scratch[1, :size], scratch[2, :size], scratch[3, :size]
+    if not all_finite(x[:n]):
+        total[:] = np.nan
+    elif n > 0:
+        pad(x, n)
+        relaxed_topk(x, n, R, order[:n], w, tau, P, total[:0], total)
+    unpack(mask, total, Q)
+
+
 @kernel
 def forward_lists(start, stop, s, w, tau, mask, Q):
     """Q of lists start .. stop - 1."""
-    scratch, order = np.empty((4, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
-    none = np.empty(0, s.dtype)
+    scratch, order = np.empty((4, padded(s.shape[1], LANES)), s.dtype), np.empty(s.shape[1], np.int64)
     for b in range(start, stop):
-        n = pack(mask[b], s[b], scratch[0])
-        x, R, P, total = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n]
-        if not all_finite(x):
-            total[:] = np.nan
-        elif n > 0:
-            relaxed_topk(x, R, order[:n], w[b], tau, P, none, total)
-        unpack(mask[b], total, Q[b])
+        forward_list(s[b], w[b], tau, mask[b], scratch, order, Q[b])
+
+
+@inline
+def backward_list(s, w, tau, mask, q, scratch, order, ds):
+    """Gradient of one list; scratch [6, padded n]."""
+    n = pack(mask, s, scratch[0])
+    pack(mask, q, scratch[1])
+    size = padded(n, LANES)
+    x, upstream, R = scratch[0, :size], scratch[1, :size], scratch[2, :size]
+    P, G, total = scratch[3, :size], scratch[4, :size], scratch[5, :size]
+    if not all_finite(x[:n]):
+        total[:] = np.nan
+    elif n > 0:
+        pad(x, n)
+        upstream[n:] = 0
+        above_sums(x, n, R, order[:n])
+        relaxed_topk_gradient(x, n, R, order[:n], w, tau, upstream, P, total[:0], G, total)
+    unpack(mask, total, ds)
 
 
 @kernel
 def backward_lists(start, stop, s, w, tau, mask, q, ds):
     """Gradient of lists start .. stop - 1."""
-    scratch, order = np.empty((6, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
-    none = np.empty(0, s.dtype)
+    scratch, order = np.empty((6, padded(s.shape[1], LANES)), s.dtype), np.empty(s.shape[1], np.int64)
     for b in range(start, stop):
-        n = pack(mask[b], s[b], scratch[0])
-        pack(mask[b], q[b], scratch[1])
-        x, upstream, R, P, G, total = (
-            scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n], scratch[5, :n],
-        )  # fmt: skip
-        if not all_finite(x):
-            total[:] = np.nan
-        elif n > 0:
-            above_sums(x, R, order[:n])
-            relaxed_topk_gradient(x, R, order[:n], w[b], tau, upstream, P, none, G, total)
-        unpack(mask[b], total, ds[b])
+        backward_list(s[b], w[b], tau, mask[b], q[b], scratch, order, ds[b])
+
+
+@inline
+def drm_of_list(s, y, w, tau, mask, scratch, order, rows, totals, ds):
+    """Loss and gradient of one list; scratch [5, padded n]."""
+    real = s.dtype.type
+    n = pack(mask, s, scratch[0])
+    pack(mask, y, scratch[1])
+    size = padded(n, LANES)
+    x, r, R, G, total = scratch[0, :size], scratch[1, :size], scratch[2, :size], scratch[3, :size], scratch[4, :size]
+    square = real(0)
+    if not all_finite(x[:n]):
+        square = real(np.nan)
+        total[:] = np.nan
+    elif n > 0:
+        pad(x, n)
+        r[n:] = 0
+        relaxed_topk(x, n, R, order[:n], w, tau, rows, totals, total)
+        for j in range(size):
+            residual = r[j] - total[j]
+            square += residual * residual
+            r[j] = real(-2) * residual
+        relaxed_topk_gradient(x, n, R, order[:n], w, tau, r, rows, totals, G, total)
+    unpack(mask, total, ds)
+    return square
 
 
 @kernel
 def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
     """Loss and gradient of lists start .. stop - 1."""
-    real = s.dtype.type
-    scratch, order = np.empty((5, s.shape[1]), s.dtype), np.empty(s.shape[1], np.int64)
+    scratch, order = np.empty((5, padded(s.shape[1], LANES)), s.dtype), np.empty(s.shape[1], np.int64)
     totals = np.empty(min(KEPT, w.shape[1]), s.dtype)
-    rows = np.empty((totals.size + 1) * s.shape[1], s.dtype)
+    rows = np.empty((totals.size + 1) * scratch.shape[1], s.dtype)
     for b in range(start, stop):
-        n = pack(mask[b], s[b], scratch[0])
-        pack(mask[b], y[b], scratch[1])
-        x, r, R, G, total = scratch[0, :n], scratch[1, :n], scratch[2, :n], scratch[3, :n], scratch[4, :n]
-        square = real(0)
-        if not all_finite(x):
-            square = real(np.nan)
-            total[:] = np.nan
-        elif n > 0:
-            relaxed_topk(x, R, order[:n], w[b], tau, rows, totals, total)
-            for j in range(n):
-                residual = r[j] - total[j]
-                square += residual * residual
-                r[j] = real(-2) * residual
-            relaxed_topk_gradient(x, R, order[:n], w[b], tau, r, rows, totals, G, total)
-        loss[b] = square
-        unpack(mask[b], total, ds[b])
+        loss[b] = drm_of_list(s[b], y[b], w[b], tau, mask[b], scratch, order, rows, totals, ds[b])
 
 
 def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> list:

@@ -10,7 +10,6 @@ each query at work.
 
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
 import numpy as np
 import torch
 from llvmlite import ir
@@ -23,18 +22,11 @@ from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.cpu.vectors import AVX512, FUSED, LANES, VectorBuilder
 from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k, largest_norm
 
-
-def _has_avx512() -> bool:
-    try:
-        return bool(llvm.get_host_cpu_features().get("avx512f"))
-    except RuntimeError:  # LLVM does not know this kind of machine's features
-        return False
-
-
 # Queries x vectors of accumulators that fill the register file: 24 of 32 registers with AVX-512, 12 of 16 without.
-LANES, QUERIES, VECTORS = (16, 8, 3) if _has_avx512() else (8, 4, 3)
+QUERIES, VECTORS = (8, 3) if AVX512 else (4, 3)
 WIDTH = LANES * VECTORS  # items of a panel
 BLOCK = 8 * QUERIES  # queries that share a panel while it is in the first-level cache
 
@@ -51,57 +43,34 @@ def score_panel(context, queries, row, depth, panels, panel, thresholds, tile, h
     """
 
     def build(context, builder, signature, args):
-        i64, real = ir.IntType(64), ir.FloatType()
-        vector = ir.VectorType(real, LANES)
-        depth = args[2]
-
-        def element(argument, offset, kind=real):
-            data = context.make_array(signature.args[argument])(context, builder, args[argument]).data
-            return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
-
-        def load(argument, offset, kind=real):
-            value = builder.load(element(argument, offset, kind))
-            value.align = 4
-            return value
-
-        def splat(value):
-            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-            zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-            return builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), zeros)
-
+        at = VectorBuilder(context, builder, signature, args)
+        i64, depth = at.i64, args[2]
         first = builder.mul(args[1], depth)
         rows = [builder.add(first, builder.mul(depth, i64(q))) for q in range(QUERIES)]
         base = builder.mul(builder.mul(args[4], depth), i64(WIDTH))
-        entry, loop, done = builder.block, builder.append_basic_block("depth"), builder.append_basic_block("done")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k = builder.phi(i64)
-        k.add_incoming(i64(0), entry)
-        sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(QUERIES)]
-        column = builder.add(base, builder.mul(k, i64(WIDTH)))
-        items = [load(3, builder.add(column, i64(v * LANES)), vector) for v in range(VECTORS)]
-        totals = []
-        for q in range(QUERIES):
-            query = splat(load(0, builder.add(rows[q], k)))
-            products = [builder.fmul(query, items[v], flags=("contract",)) for v in range(VECTORS)]
-            totals.append([builder.fadd(sums[q][v], products[v], flags=("contract",)) for v in range(VECTORS)])
-            for v in range(VECTORS):
-                sums[q][v].add_incoming(ir.Constant(vector, [0.0] * LANES), entry)
-                sums[q][v].add_incoming(totals[q][v], loop)
-        following = builder.add(k, i64(1))
-        k.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
 
-        builder.position_at_end(done)
+        def step(k, sums):
+            column = builder.add(base, builder.mul(k, i64(WIDTH)))
+            items = [at.load(3, builder.add(column, i64(v * LANES)), at.vector) for v in range(VECTORS)]
+            totals = []
+            for q in range(QUERIES):
+                query = at.splat(at.load(0, builder.add(rows[q], k)))
+                for v, item in enumerate(items):
+                    product = builder.fmul(query, item, flags=FUSED)
+                    totals.append(builder.fadd(sums[q * VECTORS + v], product, flags=FUSED))
+            return totals
+
+        totals = at.loop(depth, 1, QUERIES * VECTORS, step)
         anything = i64(0)
         for q in range(QUERIES):
-            threshold = splat(load(5, i64(q)))
+            threshold = at.splat(at.load(5, i64(q)))
             found = i64(0)
             for v in range(VECTORS):
-                above = builder.bitcast(builder.fcmp_ordered(">", totals[q][v], threshold), ir.IntType(LANES))
+                total = totals[q * VECTORS + v]
+                above = builder.bitcast(builder.fcmp_ordered(">", total, threshold), ir.IntType(LANES))
                 found = builder.or_(found, builder.shl(builder.zext(above, i64), i64(v * LANES)))
-                builder.store(totals[q][v], element(6, i64(q * WIDTH + v * LANES), vector), align=4)
-            builder.store(found, element(7, i64(q), i64))
+                at.store(total, 6, i64(q * WIDTH + v * LANES))
+            builder.store(found, at.element(7, i64(q), i64))
             anything = builder.or_(anything, found)
         return builder.icmp_unsigned("!=", anything, i64(0))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.shared import sum_shared
 from drm_triton.kernels.interface import ADAGRAD_EPS, INT32, Score, check_update
 
 f32 = np.float32
@@ -45,7 +46,7 @@ def fill_buckets(rows, start, shift, position, keys):
 
 @inline
 def sort_bucket(keys, spare, bits, counts):
-    """Sort keys by the low `bits` bits of the row, keeping the order of equal rows; return the sorted array."""
+    """Sort keys by the low `bits` bits of the row, keeping the order of equal rows; True if they end up in spare."""
     passes = (bits + 7) // 8
     shift = 32
     for i in range(passes):
@@ -62,12 +63,12 @@ def sort_bucket(keys, spare, bits, counts):
             counts[value] += 1
         keys, spare = spare, keys
         shift += digit
-    return keys
+    return passes % 2 == 1
 
 
 @inline
-def sum_entries(keys, coef, X, source, group, grad):
-    """Sum into grad the coef[e] * x of the entries of one row; return the sum of their coefficients."""
+def sum_entries(keys, coef, pull, X, source, group, grad):
+    """Sum into grad the coef[e] * x of the entries of one row; return the sum of their pulls."""
     d = grad.size
     grad[:] = f32(0)
     total = f32(0)
@@ -76,13 +77,13 @@ def sum_entries(keys, coef, X, source, group, grad):
         e0, e1, e2, e3 = keys[e] & ENTRY, keys[e + 1] & ENTRY, keys[e + 2] & ENTRY, keys[e + 3] & ENTRY
         c0, c1, c2, c3 = coef[e0], coef[e1], coef[e2], coef[e3]
         x0, x1, x2, x3 = X[source[e0 // group]], X[source[e1 // group]], X[source[e2 // group]], X[source[e3 // group]]
-        total += (c0 + c1) + (c2 + c3)
+        total += (pull[e0] + pull[e1]) + (pull[e2] + pull[e3])
         for c in range(d):
             grad[c] += (c0 * x0[c] + c1 * x1[c]) + (c2 * x2[c] + c3 * x3[c])
     for e in range(full, keys.size):
         e0 = keys[e] & ENTRY
         c0, x0 = coef[e0], X[source[e0 // group]]
-        total += c0
+        total += pull[e0]
         for c in range(d):
             grad[c] += c0 * x0[c]
     return total
@@ -102,35 +103,51 @@ def step_row(row, state, grad, lr):
             row[c] *= scale
 
 
+@inline
+def update_bucket(keys, spare, bits, counts, table, state, coef, pull, X, source, group, lr, l2, grad):
+    """Sort the keys of a bucket and update their rows; counts and grad are scratch."""
+    ordered = spare if sort_bucket(keys, spare, bits, counts) else keys
+    first = 0
+    while first < ordered.size:
+        index = ordered[first] >> 32
+        last = first + 1
+        while last < ordered.size and ordered[last] >> 32 == index:
+            last += 1
+        for e in range(first + AHEAD, min(last + AHEAD, ordered.size)):
+            if ordered[e] >> 32 != ordered[e - 1] >> 32:
+                prefetch_row(table, ordered[e] >> 32)
+                prefetch_row(state, ordered[e] >> 32)
+        row = table[index]
+        total = sum_entries(ordered[first:last], coef, pull, X, source, group, grad)
+        if l2:
+            for c in range(row.size):
+                grad[c] = f32(2) * (grad[c] - total * row[c])
+        step_row(row, state[index], grad, lr)
+        first = last
+
+
 @kernel
-def update_buckets(start, stop, bounds, bits, keys, spare, table, state, coef, X, source, group, lr, l2):
+def update_buckets(start, stop, bounds, bits, keys, spare, table, state, coef, pull, X, source, group, lr, l2):
     """Sort buckets start .. stop - 1 and update their rows."""
     counts = np.empty(257, np.int64)
     grad = np.empty(table.shape[1], np.float32)
     for bucket in range(start, stop):
         low, high = bounds[bucket], bounds[bucket + 1]
-        ordered = sort_bucket(keys[low:high], spare[low:high], bits, counts)
-        first = 0
-        while first < ordered.size:
-            index = ordered[first] >> 32
-            last = first + 1
-            while last < ordered.size and ordered[last] >> 32 == index:
-                last += 1
-            for e in range(first + AHEAD, min(last + AHEAD, ordered.size)):
-                if ordered[e] >> 32 != ordered[e - 1] >> 32:
-                    prefetch_row(table, ordered[e] >> 32)
-                    prefetch_row(state, ordered[e] >> 32)
-            row = table[index]
-            total = sum_entries(ordered[first:last], coef, X, source, group, grad)
-            if l2:
-                for c in range(row.size):
-                    grad[c] = f32(2) * (grad[c] - total * row[c])
-            step_row(row, state[index], grad, lr)
-            first = last
+        update_bucket(
+            keys[low:high], spare[low:high], bits, counts, table, state, coef, pull, X, source, group, lr, l2, grad
+        )
 
 
 def update_rows(
-    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+    table: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    coef: Tensor,
+    X: Tensor,
+    source: Tensor,
+    lr: float,
+    score: Score,
+    share: int = 1,
 ) -> None:
     """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
 
@@ -143,7 +160,7 @@ def update_rows(
     rows : int32 [E]; coef : float32 [E]; X : float32 [*, d]; source : int32 [B], B dividing E
     """
     name = "update_rows"
-    check_update(table, state, rows, coef, X, source, lr, score)
+    check_update(table, state, rows, coef, X, source, lr, score, share)
     factors = view(name, "table", table, (None, None), FLOAT32)
     squares = view(name, "state", state, (None, None), FLOAT32)
     row_ids = view(name, "rows", rows, (None,), INT32)
@@ -152,8 +169,12 @@ def update_rows(
     origin = view(name, "source", source, (None,), INT32)
     if len(rows) == 0:
         return
+    pull, group = factor, len(rows) // len(source)
+    if share > 1:
+        row_ids, pull, inputs = sum_shared(row_ids.reshape(-1, group), factor.reshape(-1, group), inputs, origin, share)
+        factor, origin, group = np.ones(len(pull), np.float32), np.arange(len(pull), dtype=np.int32), 1
 
-    E, bits = len(rows), max(1, (len(table) - 1).bit_length())
+    E, bits = len(row_ids), max(1, (len(table) - 1).bit_length())
     bucket_bits = min(bits, MAX_BUCKET_BITS, max(0, E.bit_length() - 7))  # about a hundred entries in each, or more
     shift, n_buckets = bits - bucket_bits, 1 << bucket_bits
     chunks = max(1, min(threads.n_threads(), E >> 14))
@@ -170,7 +191,6 @@ def update_rows(
     parts = max(1, min(8 * threads.n_threads(), E >> 9)) if threads.n_threads() > 1 else 1
     cuts = np.searchsorted(bounds, np.arange(parts + 1) * E // parts)
     cuts[0], cuts[-1] = 0, n_buckets
-    group, l2 = E // len(source), score == "l2"
     threads.run(
         partial(
             update_buckets,
@@ -183,11 +203,12 @@ def update_rows(
             factors,
             squares,
             factor,
+            pull,
             inputs,
             origin,
             group,
             f32(lr),
-            l2,
+            score == "l2",
         )
         for a, b in pairwise(cuts.tolist())
     )

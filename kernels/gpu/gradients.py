@@ -317,7 +317,9 @@ def _weights(objective: Objective, n: int, dtype: torch.dtype, device: torch.dev
     return w.to(device=device, dtype=dtype)
 
 
-def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> ListGradients:
+def list_gradients(
+    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, share: int = 1
+) -> ListGradients:
     """Losses of B lists, their gradient to the scores and to the user's row (see `reference.list_gradients`).
 
     A list with a score that is not finite, or on a GPU with an id outside U or V, has loss and gradient NaN.
@@ -326,7 +328,7 @@ def list_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective
     ----------
     U : [M, d], V : [N, d] (copied unless contiguous); users : int32 [B]; items : int32 [B, n], the rho positives first
     """
-    check_lists(U, V, users, items, objective, values=U.device.type == "cpu")
+    check_lists(U, V, users, items, objective, share, values=U.device.type == "cpu")
     (B, n), d = items.shape, U.shape[1]
     U, V, users, items = U.contiguous(), V.contiguous(), users.contiguous(), items.contiguous()
     s, user_grad = U.new_empty(B, n), U.new_empty(B, d)

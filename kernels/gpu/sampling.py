@@ -7,6 +7,7 @@ List number L of an epoch is a pure function of (seed, epoch, L): Philox 4x32-10
     user      = last u with first[u] <= slot                      (binary search)
     positives = the user's row at permuted positions slot * rho .. slot * rho + rho - 1, modulo its length
     negatives = rank r among the items outside the row -> item    (binary search for the positives below it)
+                or, where lists share theirs, any item, and only in place of one in the row that with rank r
 
 Nothing is rejected and drawn again, so a user with nearly all items costs the same as any other.
 """
@@ -23,6 +24,7 @@ ORDER = tl.constexpr(reference.ORDER)
 USER = tl.constexpr(reference.USER)
 POSITIVES = tl.constexpr(reference.POSITIVES)
 NEGATIVES = tl.constexpr(reference.NEGATIVES)
+SHARED = tl.constexpr(reference.SHARED)
 ROUNDS = tl.constexpr(reference.ROUNDS)
 
 # 16 lists share a program so that the scalar work of a list (its permutation and searches) fills the lanes of a warp;
@@ -35,6 +37,14 @@ def _words(seed, epoch, stream, ident, block):
     """Four uniform 32-bit words for each int64 `ident` and uint32 `block` of the same shape."""
     c1 = tl.zeros_like(block) + (4 * epoch.to(tl.int64) + stream).to(tl.uint32)
     return tl.philox(seed, block, c1, ident.to(tl.uint32), (ident >> 32).to(tl.uint32))
+
+
+@triton.jit
+def _draws(seed, epoch, ident, block):
+    """The words of stream NEGATIVES in their order, four to a block: ident and block [L, C] -> [L, 4 C]."""
+    word0, word1, word2, word3 = _words(seed, epoch, NEGATIVES, ident, block)
+    # [w0 w2] and [w1 w3] interleaved, then both with each other
+    return tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
 
 
 @triton.jit
@@ -122,9 +132,11 @@ def _sample_kernel(
     n_items: tl.int64,
     rho: tl.int64,
     eta: tl.int64,
+    share: tl.int64,
     user_step: tl.int64,  # largest power of two up to n_users
     item_step: tl.int64,  # and up to n_items
     PROPORTIONAL: tl.constexpr,
+    SHARING: tl.constexpr,
     LISTS: tl.constexpr,
     BLOCK_POSITIVES: tl.constexpr,
     BLOCK_NEGATIVES: tl.constexpr,
@@ -169,13 +181,15 @@ def _sample_kernel(
     while step > longest:
         step = step >> 1
     for t in range(0, eta, BLOCK_NEGATIVES):
-        word0, word1, word2, word3 = _words(seed, epoch, NEGATIVES, ident, block)
-        # [w0 w2] and [w1 w3] interleaved, then both with each other: the words in their order, four to a block.
-        words = tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
-        rank = _below(words, outside).to(tl.int64)  # among the items that are not positives
-        positives = _count(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
-        item = (rank + positives).to(tl.int32)
-        tl.store(items_row + rho + t + offs_n, item, mask=mask[:, None] & (t + offs_n < eta))
+        rank = _below(_draws(seed, epoch, ident, block), outside).to(tl.int64)  # among the items that are not positives
+        item = rank + _count(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
+        if SHARING:
+            drawn = _draws(seed, epoch, ident // share, block + SHARED)
+            shared = _below(drawn, tl.zeros_like(drawn) + n_items.to(tl.uint32)).to(tl.int64)
+            at_most = _count(indices_ptr + begin[:, None], degree[:, None], step, shared, SLOPE=0)
+            last = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-1)
+            item = tl.where(last == shared, item, shared)
+        tl.store(items_row + rho + t + offs_n, item.to(tl.int32), mask=mask[:, None] & (t + offs_n < eta))
         block += BLOCK_NEGATIVES // 4
 
 
@@ -204,9 +218,11 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         n_items=plan.n_items,
         rho=plan.rho,
         eta=plan.eta,
+        share=plan.share,
         user_step=1 << (n_users.bit_length() - 1),
         item_step=1 << (plan.n_items.bit_length() - 1),
         PROPORTIONAL=plan.user_sampling == "proportional",
+        SHARING=plan.share > 1,
         **BLOCKS,
         enable_fp_fusion=True,
     )

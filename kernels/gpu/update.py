@@ -97,7 +97,15 @@ def _update_kernel(
 
 
 def update_rows(
-    table: Tensor, state: Tensor, rows: Tensor, coef: Tensor, X: Tensor, source: Tensor, lr: float, score: Score
+    table: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    coef: Tensor,
+    X: Tensor,
+    source: Tensor,
+    lr: float,
+    score: Score,
+    share: int = 1,
 ) -> None:
     """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
 
@@ -106,7 +114,7 @@ def update_rows(
     table, state : [R, d] factors and Adagrad's sum of squares, contiguous
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E (see `reference.update_rows`)
     """
-    check_update(table, state, rows, coef, X, source, lr, score, values=table.device.type == "cpu")
+    check_update(table, state, rows, coef, X, source, lr, score, share, values=table.device.type == "cpu")
     E, d = len(rows), table.shape[1]
     if E == 0:
         return

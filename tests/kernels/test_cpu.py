@@ -88,18 +88,20 @@ def assert_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objecti
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**33 + 5, 3), (2**63 - 1, 1000)])
 @pytest.mark.parametrize(("rho", "eta"), [(1, 1), (3, 45), (5, 7)])
-def test_sampling_is_bit_identical_to_the_reference(user_sampling, seed, epoch, rho, eta, n_threads):
+@pytest.mark.parametrize("share", [1, 2, 32])
+def test_sampling_is_bit_identical_to_the_reference(user_sampling, seed, epoch, rho, eta, share, n_threads):
     indptr, indices = interactions(1, 60, 90)
-    plan = ListPlan(indptr, indices, 90, rho, eta, seed, user_sampling)
+    plan = ListPlan(indptr, indices, 90, rho, eta, seed, user_sampling, share)
     users, items = cpu.sample_lists(plan, epoch, 3, min(plan.n_lists, 200))
     want_users, want_items = reference.sample_lists(plan, epoch, 3, min(plan.n_lists, 200))
     assert torch.equal(users, want_users)
     assert torch.equal(items, want_items)
 
 
-def test_sampling_does_not_depend_on_the_batches(n_threads):
+@pytest.mark.parametrize("share", [1, 32])
+def test_sampling_does_not_depend_on_the_batches(share, n_threads):
     indptr, indices = interactions(2, 300, 400)
-    plan = ListPlan(indptr, indices, 400, 3, 45, seed=9)
+    plan = ListPlan(indptr, indices, 400, 3, 45, seed=9, share=share)
     users, items = cpu.sample_lists(plan, 2, 0, plan.n_lists)
     edges = [0, 1, 2, 65, 200, 201, plan.n_lists]
     parts = [cpu.sample_lists(plan, 2, a, b) for a, b in pairwise(edges)]

@@ -103,7 +103,10 @@ def test_huge_and_tiny_scores(size, n):
     scaled = s * torch.tensor(2.0) ** round(torch.tensor(size).log2().item())
     tau = 2.0 ** round(torch.tensor(size).log2().item())
     for x, plain in zip(cpu.drm_lists(scaled, y, w, tau, mask), cpu.drm_lists(s, y, w, 1.0, mask), strict=True):
-        torch.testing.assert_close(x * (1 if x.ndim == 1 else tau), plain, rtol=0, atol=0)
+        # To the bit, but for what vanishes: of the n terms of a gradient, some are subnormal on one side only, where
+        # numbers are 2^-149 apart.
+        vanishing = n * 2.0**-149 * max(1, tau)
+        torch.testing.assert_close(x * (1 if x.ndim == 1 else tau), plain, rtol=0, atol=vanishing)
     loss, ds = cpu.drm_lists(s * size, y, w, 1.0, mask)  # flat or hard: never NaN
     assert loss.isfinite().all()
     assert ds.isfinite().all()

@@ -14,7 +14,7 @@ from drm_triton.kernels.interface import ListPlan, Objective
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def random_plan(rho, eta, seed=0, user_sampling="proportional", users=23, items=50, device=DEVICE):
+def random_plan(rho, eta, seed=0, user_sampling="proportional", users=23, items=50, share=1, device=DEVICE):
     """Users of every kind: none, one, nearly all and all items."""
     draw = torch.Generator().manual_seed(1)
     dense = torch.rand(users, items, generator=draw) < torch.rand(users, 1, generator=draw)
@@ -22,7 +22,7 @@ def random_plan(rho, eta, seed=0, user_sampling="proportional", users=23, items=
     dense[3], dense[3, 11] = False, True
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), dense.sum(1).cumsum(0)])
     indices = dense.nonzero()[:, 1].to(torch.int32)
-    return ListPlan(indptr.to(device), indices.to(device), items, rho, eta, seed, user_sampling)
+    return ListPlan(indptr.to(device), indices.to(device), items, rho, eta, seed, user_sampling, share)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -33,9 +33,10 @@ def random_plan(rho, eta, seed=0, user_sampling="proportional", users=23, items=
 @pytest.mark.parametrize(
     ("rho", "eta", "seed", "epoch"), [(3, 45, 0, 0), (1, 15, 2**62 + 12345, 1), (5, 75, 7, 2**30 + 1), (6, 3, 1, 16)]
 )
-def test_samples_are_those_of_the_reference(user_sampling, rho, eta, seed, epoch):
-    plan = random_plan(rho, eta, seed, user_sampling)
-    same = random_plan(rho, eta, seed, user_sampling, device="cpu")
+@pytest.mark.parametrize("share", [1, 5])
+def test_samples_are_those_of_the_reference(user_sampling, rho, eta, seed, epoch, share):
+    plan = random_plan(rho, eta, seed, user_sampling, share=share)
+    same = random_plan(rho, eta, seed, user_sampling, share=share, device="cpu")
     for start, stop in ((0, 33), (plan.n_lists - 1, plan.n_lists), (5, 5)):
         users, items = gpu.sample_lists(plan, epoch, start, stop)
         expected_users, expected_items = (

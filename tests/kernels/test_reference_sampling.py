@@ -91,8 +91,9 @@ ROWS = [  # of 12 items: users with none, one, a few, all but one, and all of th
 
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
 @pytest.mark.parametrize("rho", [1, 2, 3, 5])
-def test_positives_are_the_users_own_and_negatives_never_are(rho, user_sampling):
-    plan = plan_of(ROWS, 12, rho=rho, eta=6, user_sampling=user_sampling)
+@pytest.mark.parametrize("share", [1, 4])
+def test_positives_are_the_users_own_and_negatives_never_are(rho, user_sampling, share):
+    plan = plan_of(ROWS, 12, rho=rho, eta=6, user_sampling=user_sampling, share=share)
     for epoch in range(5):
         users, items = epoch_of(plan, epoch)
         assert users.dtype == items.dtype == torch.int32
@@ -126,13 +127,42 @@ def test_last_negative_is_found():
 
 
 @pytest.mark.parametrize("row", [[], [0], [1, 4, 6, 7, 8, 9, 10], [8, 9, 10, 11], [0, 1, 2, 11]])
-def test_negatives_are_uniform(row):
-    plan = plan_of([row or [0]] * 500, 12, rho=1, eta=40, seed=3)
+@pytest.mark.parametrize("share", [1, 2])
+def test_negatives_are_uniform(row, share):
+    plan = plan_of([row or [0]] * 1000, 12, rho=1, eta=40, seed=3, share=share)
     _, items = epoch_of(plan)
+    items = items[::share]  # those of different groups are independent
     others = [item for item in range(12) if item not in (row or [0])]
     counts = items[:, 1:].flatten().bincount(minlength=12)
-    assert counts[others].sum() == plan.n_lists * 40
+    assert counts[others].sum() == len(items) * 40
     assert chisquare(counts[others]).pvalue > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("row", [[0], [1, 4, 6, 7, 8, 9, 10]])
+def test_negatives_of_a_list_are_independent(row):
+    # Pairs of draws that follow each other are uniform over all pairs, whether shared or a list's own.
+    plan = plan_of([row] * 1500, 12, rho=1, eta=2, seed=4, share=3)
+    _, items = epoch_of(plan)
+    counts = (items[::3, 1] * 12 + items[::3, 2]).bincount(minlength=144).reshape(12, 12)
+    others = [item for item in range(12) if item not in row]
+    assert chisquare(counts[others][:, others].flatten()).pvalue > SIGNIFICANCE
+
+
+def test_lists_share_the_draws_that_are_no_items_of_their_user():
+    plan = plan_of(ROWS * 4, 12, rho=1, eta=30, share=4)
+    users, items = epoch_of(plan)
+    users = users.tolist()
+    for first in range(0, plan.n_lists, 4):
+        group = items[first : first + 4, 1:]
+        for j in range(30):
+            column = group[:, j].tolist()
+            # Lists keep the shared draw unless it is an item of their user: some item explains all that agree.
+            explained = [
+                all((item == drawn) != (drawn in ROWS[users[first + t] % len(ROWS)]) for t, item in enumerate(column))
+                for drawn in range(12)
+            ]
+            assert any(explained)
+    assert (items[0, 1:] != items[4, 1:]).any()
 
 
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
@@ -159,8 +189,9 @@ def test_uniform_sampling_draws_eligible_users_equally_often():
 
 
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
-def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling):
-    plan = plan_of(ROWS, 12, rho=2, eta=5, user_sampling=user_sampling)
+@pytest.mark.parametrize("share", [1, 4])
+def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling, share):
+    plan = plan_of(ROWS, 12, rho=2, eta=5, user_sampling=user_sampling, share=share)
     users, items = epoch_of(plan, epoch=3)
     for size in (1, 2, 5, plan.n_lists):
         batches = [

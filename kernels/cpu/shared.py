@@ -1,0 +1,195 @@
+"""Lists that share their negatives: groups of `share` lists, most negatives of which are those of the first list.
+
+The rows of these are read once for the group, and all that is done with them are small products of matrices:
+
+    scores    [eta, d] x [d, share]
+    du        [share, eta] x [eta, d]     gradient to the users
+    sums      [n, share] x [share, d]     gradient to the items, which become one entry of `update_rows` each
+
+A negative of a list that differs from the first's (a draw that was an item of its user) is treated by itself, so the
+results are right for any lists. With n = 46 and share = 32, an entry in eighteen is left to be sorted and added.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from drm_triton.kernels.cpu import threads
+from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.lists import add_rows, list_loss, score_items, scratch_for, turn_to_l2
+from drm_triton.kernels.cpu.vectors import LANES, ROWS, multiply, negative_distances, padded
+
+f32 = np.float32
+
+
+class Group(NamedTuple):
+    """Room for lists that share negatives, those of the first list."""
+
+    rows: np.ndarray  # [padded eta, padded d] factors of these negatives
+    columns: np.ndarray  # [d, padded share] factors of the users
+    scores: np.ndarray  # [padded eta, padded share]
+    g: np.ndarray  # [padded share, eta] gradient to these scores
+    du: np.ndarray  # [padded share, padded d]
+
+
+@inline
+def score_group(U, V, users, negatives, following_users, following_negatives, l2, group):
+    """Scores of the shared negatives; meanwhile the rows of the following group are asked for."""
+    rows, columns, d = group.rows, group.columns, U.shape[1]
+    for t in range(users.size):
+        u = U[users[t]]
+        for c in range(d):
+            columns[c, t] = u[c]
+    for t in range(following_users.size):
+        prefetch_row(U, following_users[t])
+    for j in range(negatives.size):
+        prefetch_row(V, following_negatives[j])
+        row, v = rows[j], V[negatives[j]]
+        for c in range(d):
+            row[c] = v[c]
+    if l2:
+        negative_distances(rows, d, columns, group.scores)
+    else:
+        multiply(rows, rows.shape[1], 1, columns, d, group.scores)
+
+
+@inline
+def differing(own, leading, singles):
+    """Write to singles the positions where own is not leading; return their number."""
+    count = 0
+    for j in range(own.size):
+        count += own[j] != leading[j]
+    if count > 0:
+        count = 0
+        for j in range(own.size):
+            if own[j] != leading[j]:
+                singles[count] = j
+                count += 1
+    return count
+
+
+@inline
+def group_gradient(first, share, U, V, users, items, l2, loss, scratch, group, scores, losses, g, user_grad):
+    """Scores, losses and gradients of lists first .. first + share - 1."""
+    rho, B = loss.rho, users.size
+    last, after = min(first + share, B), min(first + 2 * share, B)
+    leading, eta = items[first, rho:], items.shape[1] - rho
+    score_group(U, V, users[first:last], leading, users[last:after], items[min(last, B - 1), rho:], l2, group)
+    for b in range(first, last):
+        t, u, own, s, gb, du = b - first, U[users[b]], items[b, rho:], scores[b], g[b], user_grad[b]
+        score_items(u, V, items[b, :rho], items[min(b + 1, B - 1), :rho], l2, s[:rho])
+        negatives, g_negatives, shared = s[rho:], gb[rho:], group.g[t]
+        for j in range(eta):
+            negatives[j] = group.scores[j, t]
+        singles = scratch.order[: differing(own, leading, scratch.order)]
+        for i in range(singles.size):
+            j = singles[i]
+            score_items(u, V, own[j : j + 1], own[j : j + 1], l2, negatives[j : j + 1])
+        losses[0, b], losses[1, b], losses[2, b] = list_loss(s, loss, scratch, gb)
+        du[:] = f32(0)
+        add_rows(V, items[b, :rho], gb[:rho], du)
+        for j in range(eta):
+            shared[j] = g_negatives[j]
+        singles = scratch.order[: differing(own, leading, scratch.order)]  # list_loss has used the room
+        for i in range(singles.size):
+            j = singles[i]
+            add_rows(V, own[j : j + 1], g_negatives[j : j + 1], du)
+            shared[j] = f32(0)
+    multiply(group.g, eta, 1, group.rows, eta, group.du)
+    for b in range(first, last):
+        du, part = user_grad[b], group.du[b - first]
+        for c in range(du.size):
+            du[c] += part[c]
+        if l2:
+            turn_to_l2(U[users[b]], g[b], du)
+
+
+@kernel
+def gradients_of_groups(start, stop, share, U, V, users, items, l2, loss, scores, losses, g, user_grad):
+    """The same for groups start .. stop - 1 of `share` lists, most negatives of which are those of the first."""
+    scratch = scratch_for(items.shape[1], loss.weights)
+    eta, d = items.shape[1] - loss.rho, U.shape[1]
+    high, wide, across = padded(eta, ROWS), padded(d, LANES), padded(share, LANES)
+    group = Group(
+        np.zeros((high, wide), np.float32),
+        np.zeros((d, across), np.float32),
+        np.empty((high, across), np.float32),
+        np.zeros((padded(share, ROWS), eta), np.float32),
+        np.empty((padded(share, ROWS), wide), np.float32),
+    )
+    for i in range(start, stop):
+        group_gradient(i * share, share, U, V, users, items, l2, loss, scratch, group, scores, losses, g, user_grad)
+
+
+@kernel
+def count_entries(start, stop, share, rows, counts):
+    """counts[i] = entries that group i leaves, for groups start .. stop - 1."""
+    for i in range(start, stop):
+        first = i * share
+        counts[i] = rows.shape[1]
+        for b in range(first + 1, min(first + share, rows.shape[0])):
+            for j in range(rows.shape[1]):
+                counts[i] += rows[b, j] != rows[first, j]
+
+
+@inline
+def fill_group(first, share, entry, rows, coef, X, source, common, block, product, row_of, pull, sums):
+    """Write the entries of lists first .. first + share - 1, from number `entry` on; common to product: scratch."""
+    size, n, d = min(share, rows.shape[0] - first), rows.shape[1], X.shape[1]
+    leading, single = rows[first], entry + n
+    for t in range(size):
+        own, own_coef, part, x = rows[first + t], coef[first + t], block[t], X[source[first + t]]
+        for c in range(d):
+            part[c] = x[c]
+        for j in range(n):
+            common[t, j] = own_coef[j]
+        for j in range(n):
+            if own[j] != leading[j]:
+                common[t, j] = f32(0)
+                row_of[single], pull[single], total = own[j], own_coef[j], sums[single]
+                for c in range(d):
+                    total[c] = own_coef[j] * x[c]
+                single += 1
+    multiply(common, 1, common.shape[1], block, size, product)
+    for j in range(n):
+        row_of[entry + j], pull[entry + j] = leading[j], f32(0)
+        total, part = sums[entry + j], product[j]
+        for c in range(d):
+            total[c] = part[c]
+    for t in range(size):
+        for j in range(n):
+            pull[entry + j] += common[t, j]
+
+
+@kernel
+def fill_entries(start, stop, share, rows, coef, X, source, position, row_of, pull, sums):
+    """Write the entries of groups start .. stop - 1: their rows, sums of coef x, and sums of coef."""
+    high, wide = padded(rows.shape[1], ROWS), padded(X.shape[1], LANES)
+    common, block = np.zeros((share, high), np.float32), np.zeros((share, wide), np.float32)
+    product = np.empty((high, wide), np.float32)
+    for i in range(start, stop):
+        first, entry = i * share, position[i]
+        fill_group(first, share, entry, rows, coef, X, source, common, block, product, row_of, pull, sums)
+
+
+def sum_shared(
+    rows: np.ndarray, coef: np.ndarray, X: np.ndarray, source: np.ndarray, share: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fewer entries with the same sums for each row.
+
+    Parameters
+    ----------
+    rows : int32 [B, n]; coef : float32 [B, n]; X : float32 [*, d]; source : int32 [B]
+
+    Returns
+    -------
+    rows : int32 [E]; pull : float32 [E], sums of coef; sums : float32 [E, d], those of coef[b, j] X[source[b]]
+    """
+    groups = -(-len(rows) // share)
+    counts = np.empty(groups, np.int64)
+    threads.split(count_entries, groups, 16, share, rows, counts)
+    position = counts.cumsum() - counts
+    E = int(counts.sum())
+    row_of, pull, sums = np.empty(E, np.int32), np.empty(E, np.float32), np.empty((E, X.shape[1]), np.float32)
+    threads.split(fill_entries, groups, 16, share, rows, coef, X, source, position, row_of, pull, sums)
+    return row_of, pull, sums

@@ -1,0 +1,204 @@
+"""Sums that stay in vector registers, which no loop in Numba can be made to do: small products of matrices, and pairs.
+
+Arrays are padded to whole vectors. Float64, for checks and not for speed, has half as many numbers in a vector.
+"""
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from drm_triton.kernels.cpu.jit import inline
+
+
+def _has_avx512() -> bool:
+    try:
+        return bool(llvm.get_host_cpu_features().get("avx512f"))
+    except RuntimeError:  # LLVM does not know this kind of machine's features
+        return False
+
+
+AVX512 = _has_avx512()
+LANES = 16 if AVX512 else 8  # float32 numbers in a vector register
+ROWS = 8  # of a tile: one vector load serves so many multiply-adds
+UNROLL = 4  # sums side by side: one alone would wait for each addition to end
+FUSED = ("contract",)
+
+
+class VectorBuilder:
+    """Loads, stores and broadcasts of vectors, for the body of an intrinsic whose first argument is an array."""
+
+    def __init__(self, context, builder, signature, args) -> None:
+        self.context, self.builder, self.signature, self.args = context, builder, signature, args
+        single = signature.args[0].dtype == types.float32
+        self.i64, self.real = ir.IntType(64), ir.FloatType() if single else ir.DoubleType()
+        self.lanes = LANES if single else LANES // 2
+        self.vector = ir.VectorType(self.real, self.lanes)
+        self.zero = ir.Constant(self.vector, [0.0] * self.lanes)
+
+    def element(self, argument, offset, kind=None):
+        """Pointer to an element of the array that is argument number `argument`."""
+        array = self.context.make_array(self.signature.args[argument])(self.context, self.builder, self.args[argument])
+        return self.builder.bitcast(self.builder.gep(array.data, [offset]), (kind or self.real).as_pointer())
+
+    def load(self, argument, offset, kind=None):
+        """An element, or the vector that starts there."""
+        value = self.builder.load(self.element(argument, offset, kind))
+        value.align = 4
+        return value
+
+    def store(self, vector, argument, offset):
+        """Write a vector."""
+        self.builder.store(vector, self.element(argument, offset, self.vector), align=4)
+
+    def splat(self, value):
+        """A vector of equal elements."""
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        lane = self.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(lane, undefined, zeros)
+
+    def loop(self, stop, step, totals, body):
+        """Loop over range(0, stop, step), at least once; body(index, sums) gives the next sums, which start at 0."""
+        builder = self.builder
+        entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index, sums = builder.phi(self.i64), [builder.phi(self.vector) for _ in range(totals)]
+        results, following = body(index, sums), builder.add(index, self.i64(step))
+        index.add_incoming(self.i64(0), entry)
+        index.add_incoming(following, loop)
+        for total, result in zip(sums, results, strict=True):
+            total.add_incoming(self.zero, entry)
+            total.add_incoming(result, loop)
+        builder.cbranch(builder.icmp_signed("<", following, stop), loop, done)
+        builder.position_at_end(done)
+        return results
+
+
+def _tile(l2: bool):
+    @intrinsic
+    def tile(context, A, first, by_row, by_depth, B, column, width, depth, C, corner):
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args)
+            _, first, by_row, by_depth, _, column, width, depth, _, corner = args
+            rows = [builder.add(first, builder.mul(by_row, at.i64(i))) for i in range(ROWS)]
+
+            def step(k, sums):
+                b = at.load(4, builder.add(column, builder.mul(k, width)), at.vector)
+                offset, totals = builder.mul(k, by_depth), []
+                for row, total in zip(rows, sums, strict=True):
+                    a = at.splat(at.load(0, builder.add(row, offset)))
+                    if l2:
+                        difference = builder.fsub(a, b)
+                        square = builder.fmul(difference, difference, flags=FUSED)
+                        totals.append(builder.fsub(total, square, flags=FUSED))
+                    else:
+                        totals.append(builder.fadd(total, builder.fmul(a, b, flags=FUSED), flags=FUSED))
+                return totals
+
+            for i, total in enumerate(at.loop(depth, 1, ROWS, step)):
+                at.store(total, 8, builder.add(corner, builder.mul(width, at.i64(i))))
+            return context.get_dummy_value()
+
+        i64 = types.int64
+        return types.none(A, i64, i64, i64, B, i64, i64, i64, C, i64), build
+
+    return tile
+
+
+_multiply_tile, _distance_tile = _tile(l2=False), _tile(l2=True)
+
+
+@inline
+def multiply(A, by_row, by_depth, B, depth, C):
+    """C[i, j] = sum_k A_ik B[k, j] over k < depth, at least one, with A_ik at position i * by_row + k * by_depth of A.
+
+    C has a multiple of ROWS rows, B and C one same multiple of LANES columns; all float32 and C-contiguous.
+    """
+    width = C.shape[1]
+    for j in range(0, width, LANES):
+        for i in range(0, C.shape[0], ROWS):
+            _multiply_tile(A, i * by_row, by_row, by_depth, B, j, width, depth, C, i * width + j)
+
+
+@inline
+def negative_distances(A, depth, B, C):
+    """C[i, j] = -sum_k (A[i, k] - B[k, j])^2 over k < depth; shapes as for `multiply`."""
+    width = C.shape[1]
+    for j in range(0, width, LANES):
+        for i in range(0, C.shape[0], ROWS):
+            _distance_tile(A, i * A.shape[1], A.shape[1], 1, B, j, width, depth, C, i * width + j)
+
+
+@inline
+def padded(size, to):
+    """The least multiple of `to` that is not below size."""
+    return (size + to - 1) // to * to
+
+
+@intrinsic
+def _above_tile(context, s, R, n, first):
+    """R_j = sum_l max(0, s_l - s_j) over l < n, for the vector of j that begins at `first`."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args)
+        _, _, n, first = args
+        x = at.load(0, first, at.vector)
+
+        def step(index, sums):
+            totals = []
+            for i, total in enumerate(sums):
+                gap = builder.fsub(at.splat(at.load(0, builder.add(index, at.i64(i)))), x)
+                above = builder.select(builder.fcmp_ordered(">", gap, at.zero), gap, at.zero)
+                totals.append(builder.fadd(total, above))
+            return totals
+
+        a, b, c, d = at.loop(n, UNROLL, UNROLL, step)
+        at.store(builder.fadd(builder.fadd(a, b), builder.fadd(c, d)), 1, first)
+        return context.get_dummy_value()
+
+    return types.none(s, R, types.int64, types.int64), build
+
+
+@intrinsic
+def _pairs_tile(context, s, G, ds, n, first):
+    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l) over l < n, for the vector of j that begins at `first`."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args)
+        _, _, _, n, first = args
+        x, g = at.load(0, first, at.vector), at.load(1, first, at.vector)
+
+        def step(index, sums):
+            totals = []
+            for i, total in enumerate(sums):
+                position = builder.add(index, at.i64(i))
+                other = at.splat(at.load(0, position))
+                both = builder.fadd(g, at.splat(at.load(1, position)))
+                for relation in (">=", ">"):
+                    counts = builder.fcmp_ordered(relation, other, x)
+                    total = builder.select(counts, builder.fadd(total, both), total)
+                totals.append(total)
+            return totals
+
+        a, b, c, d = at.loop(n, UNROLL, UNROLL, step)
+        total = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
+        at.store(builder.fadd(at.load(2, first, at.vector), total), 2, first)
+        return context.get_dummy_value()
+
+    return types.none(s, G, ds, types.int64, types.int64), build
+
+
+@inline
+def sum_above(s, n, R):
+    """R_j = sum_l max(0, s_l - s_j); s and R padded, entries of s from n on below the others."""
+    for first in range(0, s.size, 64 // s.itemsize if AVX512 else 32 // s.itemsize):
+        _above_tile(s, R, n, first)
+
+
+@inline
+def sum_pairs(s, n, G, ds):
+    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l); all padded, entries of s from n on below the others."""
+    for first in range(0, s.size, 64 // s.itemsize if AVX512 else 32 // s.itemsize):
+        _pairs_tile(s, G, ds, n, first)
