@@ -166,6 +166,7 @@ def _resolved(
 def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
     from drm_triton.trainer import memory_estimate
 
+    settings = settings.resolved()
     memory = memory_estimate(data, settings)
     sizes = {name: getattr(data, name).nnz for name in ("train", "valid", "test")}
     statistics = {"users": data.n_users, "items": data.n_items, **sizes}

@@ -103,6 +103,16 @@ class TrainConfig:
         """Negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
+    def resolved(self) -> "TrainConfig":
+        """The same training with `eta` and `k` spelled out, as a run records it.
+
+        Examples
+        --------
+        >>> TrainConfig(rho=4).resolved().to_dict()["eta"]
+        60
+        """
+        return dataclasses.replace(self, eta=self.eta_in_force, k=self.rho if self.k is None else self.k)
+
     @property
     def fit_parts(self) -> tuple[str, ...]:
         """The parts of a data set that are trained on: train, and those that `fit_on` adds."""

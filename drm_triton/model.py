@@ -313,7 +313,7 @@ class DRM:
             # a copy, so that this model does not take the temporary folder for the home of its data
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
             tensors = {"user_factors": U, "item_factors": V}
-            checkpoint.write_tensors(folder / checkpoint.FILE, tensors, {"config": self.config.to_dict()})
+            checkpoint.write_tensors(folder / checkpoint.FILE, tensors, {"config": self.config.resolved().to_dict()})
 
     @classmethod
     def load(cls, path: str | Path) -> "DRM":

@@ -36,7 +36,7 @@ class Run:
     """A run directory in use. As a callback of `trainer.train` it records each epoch."""
 
     def __init__(self, path: Path, config: TrainConfig, records: list[dict[str, Any]]) -> None:
-        self.path, self.config, self.records = path, config, records
+        self.path, self.config, self.records = path, config.resolved(), records
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
@@ -49,7 +49,7 @@ class Run:
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
             checkpoint.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
-            checkpoint.write_text(folder / "config.toml", config.to_toml())
+            checkpoint.write_text(folder / "config.toml", config.resolved().to_toml())
             path.rmdir()
             folder.rename(path)
         finally:
@@ -63,7 +63,8 @@ class Run:
         `config` may differ from the run's in RESUMABLE options, and is written to config.toml.
         """
         path = Path(path)
-        stored = TrainConfig.from_toml(existing(path) / "config.toml").to_dict()
+        stored = TrainConfig.from_toml(existing(path) / "config.toml").resolved().to_dict()
+        config = config.resolved()
         changed = sorted(name for name, value in config.to_dict().items() if stored.get(name) != value)
         check_resumable(path, config.schedule, changed)
         recorded = str(read_environment(path)["data"].get("checksum"))

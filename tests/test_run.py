@@ -77,7 +77,7 @@ def test_what_a_run_leaves(whole: Path, data: Dataset) -> None:
     with open(whole / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == [record["loss"] for record in records]
-    assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS)
+    assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS).resolved()
     environment = json.loads((whole / "env.json").read_text())
     assert environment["data"]["checksum"] == data.checksum
     assert environment["packages"]["torch"] == torch.__version__
@@ -92,7 +92,7 @@ def test_the_best_epoch_is_what_loads(whole: Path) -> None:
     assert read_tensors(whole / "best" / FILE)[1]["training"]["epoch"] == best
     model = DRM.load(whole)
     assert torch.equal(model.user_factors, tensors(whole, "best")["user_factors"])
-    assert model.config == TrainConfig(**OPTIONS)
+    assert model.config == TrainConfig(**OPTIONS).resolved()
 
 
 def test_more_epochs_later_equal_all_at_once(data: Dataset, tmp_path: Path) -> None:
@@ -102,6 +102,29 @@ def test_more_epochs_later_equal_all_at_once(data: Dataset, tmp_path: Path) -> N
     DRM(**{**constant, "epochs": 2}).fit(data, run=run)
     DRM(**constant).fit(data, run=run, resume=True)
     assert_same_run(run, tmp_path / "whole")
+
+
+def test_the_configuration_of_a_run_says_all_and_gives_the_same_training(data: Dataset, tmp_path: Path) -> None:
+    first, options = tmp_path / "first", {**OPTIONS, "rho": 4, "epochs": 2}
+    DRM(**options).fit(data, run=first, on_batch=lambda state, n_lists: state.step >= 5)
+    written = (first / "config.toml").read_text()
+    assert "eta = 60\nk = 4\n" in written
+    saved = read_tensors(first / "last" / FILE)[1]["config"]
+    assert (saved["eta"], saved["k"]) == (60, 4)
+    DRM(**options).fit(data, run=first, resume=True)  # eta and k left open, as when it began
+    again = DRM(TrainConfig.from_toml(first / "config.toml")).fit(data, run=tmp_path / "again")
+    assert_same_run(first, tmp_path / "again")
+    again.fit(data, run=first, resume=True)
+    assert (first / "config.toml").read_text() == written
+
+
+def test_a_run_whose_configuration_leaves_eta_and_k_open_is_resumed(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 5)
+    (run / "config.toml").write_text(TrainConfig(**OPTIONS).to_toml())
+    assert "eta" not in (run / "config.toml").read_text()
+    DRM(TrainConfig.from_toml(run / "config.toml")).fit(data, run=run, resume=True)
+    assert len(read_metrics(run)) == OPTIONS["epochs"]
 
 
 def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset, whole: Path, tmp_path: Path) -> None:
