@@ -111,13 +111,14 @@ def train(
     if dry_run:
         _print_plan(data, settings, as_json)
         return
+    model = DRM(settings)
+    backend = model.backend()  # one that cannot be used leaves no directory behind
     if resume is None:
         new_directory(place)  # before anything that takes time
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
-    model = DRM(settings)
     with reporter.step("load the kernels (compiled at first use)"):
-        warm_up(settings, *model.backend())
+        warm_up(settings, *backend)
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
         model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)

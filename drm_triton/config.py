@@ -26,6 +26,8 @@ METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")  # here,
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
 
 LARGEST = 3.4e38  # in float32, the kernels' type
+TAU_RANGE = (1e-32, 1e32)  # the kernels' own, which cannot be imported without torch
+SEEDS = 2**63  # the kernels take seeds below this
 
 # Spelled differently in files and on the command line, because `lambda` is a Python keyword.
 ALIASES = {"lambda": "lam"}
@@ -88,6 +90,10 @@ class TrainConfig:
         for name in ("tau", "lr"):
             if not 0 < getattr(self, name) < LARGEST:
                 raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not TAU_RANGE[0] <= self.tau <= TAU_RANGE[1]:
+            raise InputError(f"tau must be from {TAU_RANGE[0]:g} to {TAU_RANGE[1]:g}, got {self.tau}")
+        if self.seed >= SEEDS:
+            raise InputError(f"seed must be below 2^63 = {SEEDS}, got {self.seed}")
         if not float("-inf") < self.margin < float("inf"):
             raise InputError(f"margin must be finite, got {self.margin}")
         if self.k is not None and self.k > self.rho + self.eta_in_force:

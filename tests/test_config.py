@@ -2,10 +2,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drm_triton.config import TrainConfig
+from drm_triton.config import SEEDS, TAU_RANGE, TrainConfig
 from drm_triton.errors import InputError
 
 
@@ -56,6 +57,9 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"rho": 2, "eta": 3, "k": 6}, "k must be at most rho \\+ eta = 5, got 6"),
         ({"cov": 1.0}, "cov .* goes with score = l2 only"),
         ({"seed": -1}, "seed must be"),
+        ({"seed": 2**63}, "seed must be below 2\\^63 = 9223372036854775808, got 9223372036854775808"),
+        ({"tau": 1e-33}, r"tau must be from 1e-32 to 1e\+32, got 1e-33"),
+        ({"tau": 1e33}, r"tau must be from 1e-32 to 1e\+32, got 1e\+33"),
         ({"monitor": "auc@10"}, "monitor must be a metric such as ndcg@10"),
         ({"monitor": "ndcg"}, "monitor must be a metric such as ndcg@10"),
     ],
@@ -63,6 +67,17 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 def test_bad_values_name_the_key_and_the_rule(values: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainConfig.from_mapping(values)
+
+
+def test_the_bounds_are_those_of_the_kernels() -> None:
+    from drm_triton.kernels.interface import TAU_RANGE as KERNELS_TAU_RANGE
+    from drm_triton.kernels.interface import ListPlan
+
+    assert TAU_RANGE == KERNELS_TAU_RANGE
+    rows = torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32)
+    ListPlan(*rows, 2, 1, 1, seed=SEEDS - 1)
+    with pytest.raises(InputError, match="seed must be an integer from 0 to"):
+        ListPlan(*rows, 2, 1, 1, seed=SEEDS)
 
 
 def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:

@@ -153,6 +153,25 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--backend", "triton"], "triton cannot be used"),
+        (["--seed", 2**63], "seed must be below 2^63"),
+        (["--tau", "1e-33"], "tau must be from 1e-32 to 1e+32"),
+        (["--tau", "1e33"], "tau must be from 1e-32 to 1e+32"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_no_directory(
+    options: list[object], message: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code, _, errors = call("train", "-d", stored, "--run", tmp_path / "runs" / "new", *options)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert message in errors
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_evaluate_prints_a_table_beside_popularity(run: Path) -> None:
     code, out, _ = call("evaluate", run, "--on", "test")
     assert code == 0
