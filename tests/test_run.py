@@ -183,16 +183,21 @@ def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_ctrl_c_saves_and_says_how_to_resume(stored: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [[], ["--quiet"], ["--json"]])
+def test_ctrl_c_saves_and_says_how_to_resume(how: list[str], stored: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = train_command("-d", stored, "--run", run, "--epochs", 100_000)
+    command = train_command("-d", stored, "--run", run, "--epochs", 100_000, *how)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while not (run / "last" / FILE).exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert f"drm-triton train --resume {run}" in errors
+    assert not how or errors.count("\n") == 1
+    if how == ["--json"]:
+        result = json.loads(output)
+        assert (result["interrupted"], result["epochs"]) == (True, len(read_metrics(run)))
     assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from drm_triton import Dataset
 from drm_triton.cli import main
+from drm_triton.cli.train import HEADLINE
 from drm_triton.data.synthetic import Shape, generate
+from drm_triton.run import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,24 @@ def test_resume_adds_epochs_at_a_constant_rate(stored: Path, tmp_path: Path) -> 
     code, out, errors = call("train", "--resume", path, "--epochs", 3, "--json")
     assert code == 0, errors
     assert json.loads(out)["epochs"] == 3
+
+
+def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
+    path, options = tmp_path / "run", ["--factors", 4, "--schedule", "constant", "--lr", 1, "--epochs", 4]
+    code, out, _ = call("train", "-d", stored, "--run", path, *options, "--json")
+    first = json.loads(out)
+    assert (code, first["epochs"]) == (0, 4)
+    code, out, _ = call("train", "--resume", path, "--json")
+    assert (code, json.loads(out)) == (0, first)
+    code, out, _ = call("train", "--resume", path)
+    assert out == f"trained {path} (best epoch: " + ", ".join(f"{n} {first[n]:.4f}" for n in HEADLINE) + ")\n"
+    # More epochs, of which none is better, do not hide the best one.
+    records = read_metrics(path)
+    best = max(records, key=lambda record: record["valid/ndcg@10"])
+    best["valid/ndcg@10"] = 1.0
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    code, out, _ = call("train", "--resume", path, "--epochs", 5, "--json")
+    assert (code, json.loads(out)["epochs"], json.loads(out)["valid/ndcg@10"]) == (0, 5, 1.0)
 
 
 @pytest.mark.parametrize(
