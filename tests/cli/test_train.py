@@ -207,9 +207,18 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     means = json.loads(out)
     assert {"ndcg@5", "map@5", "map_k@5", "recall@20", "popularity"} <= means.keys()
     per_user = pl.read_parquet(file)
+    groups = means["by_activity"]
+    assert len(groups) > 1
+    assert sum(group["users"] for group in groups) == means["users"]
+    for group in groups:
+        members = per_user.filter(pl.col("n_train").is_between(group["min_train"], group["max_train"]))
+        assert len(members) == group["users"]
+        assert group.keys() == {"users", "min_train", "max_train", *(name for name in per_user.columns if "@" in name)}
+        assert all(math.isclose(group[name], members[name].mean()) for name in group if "@" in name)
     assert per_user["user"].str.starts_with("u").all()
     assert math.isclose(per_user["ndcg@5"].mean(), means["ndcg@5"])
     assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
+    assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
     assert "mean ndcg@10 by training interactions" in out
 
