@@ -152,7 +152,7 @@ def _resolved(
     dataset: str | None, run: Path | None, config: Path | None, resume: Path | None, options: dict[str, Any]
 ) -> "tuple[Dataset, TrainConfig, Path]":
     """Data set, configuration and run directory that the options name together."""
-    from drm_triton.config import TrainConfig, read_toml
+    from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
     from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import InputError
@@ -168,8 +168,7 @@ def _resolved(
         return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
-    values = {**(read_toml(config) if config else {}), **options}
-    settings = TrainConfig.from_mapping(values, where=f"{config}: " if config else "")
+    settings = TrainConfig.from_toml(config, options) if config else TrainConfig.from_mapping(options)
     path = find_dataset(dataset)
     data = Dataset.load(path)
     return data, settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"

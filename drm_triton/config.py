@@ -128,6 +128,7 @@ class TrainConfig:
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
         """Build from plain values; an unknown key or a value of the wrong type is an error that says where."""
         known = {field.name: field.type for field in dataclasses.fields(cls)}
+        check_names(values, where)
         given = {}
         for key, value in values.items():
             name = ALIASES.get(key, key)
@@ -143,8 +144,19 @@ class TrainConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "TrainConfig":
-        """Read a TOML file; `overrides` win over the file."""
-        return cls.from_mapping({**read_toml(path), **(overrides or {})}, where=f"{path}: ")
+        """Read a TOML file; `overrides` win over the file. An error is blamed on the one of them that has it."""
+        values, flags = read_toml(path), overrides or {}
+        try:
+            return cls.from_mapping(overridden(values, flags))
+        except InputError as error:
+            problem = str(error)
+        for part, where in ((flags, ""), (values, f"{path}: ")):
+            try:
+                cls.from_mapping(part)
+            except InputError as error:
+                if str(error) == problem:
+                    raise InputError(where + problem) from None
+        raise InputError(f"{path} and the options that override it: {problem}")  # which do not go together
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under their file names; options that are None are left out."""
@@ -158,6 +170,25 @@ class TrainConfig:
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
 
 
+def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with others that win over them, whichever of its names an option is given by.
+
+    Examples
+    --------
+    >>> overridden({"lambda": 1.0, "tau": 2.0}, {"lam": 3.0})
+    {'tau': 2.0, 'lam': 3.0}
+    """
+    taken = {ALIASES.get(key, key) for key in overrides}
+    return {**{key: value for key, value in values.items() if ALIASES.get(key, key) not in taken}, **overrides}
+
+
+def check_names(values: Mapping[str, Any], where: str = "") -> None:
+    """Raise if an option is given by two of its names."""
+    for alias, name in ALIASES.items():
+        if alias in values and name in values:
+            raise InputError(f"{where}both {name!r} and {alias!r} are given, which are one option; leave one out")
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Parse a TOML file into a flat mapping, with errors that name the file."""
     try:
@@ -169,6 +200,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
+    check_names(values, f"{path}: ")
     return values
 
 

@@ -92,6 +92,41 @@ def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
         TrainConfig.from_toml(path)
 
 
+def problem(path: Path, flags: dict) -> str:
+    with pytest.raises(InputError) as told:
+        TrainConfig.from_toml(path, flags)
+    return str(told.value)
+
+
+def test_an_error_is_blamed_on_the_flag_or_on_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("rho = 2\nk = 20\n")
+    assert problem(path, {"factors": 0}) == "factors must be at least 1, got 0"
+    assert problem(path, {"rho": 0}) == "rho must be at least 1, got 0"
+    both = "k must be at most rho + eta = 7, got 20"
+    assert problem(path, {"eta": 5}) == f"{path} and the options that override it: {both}"
+    path.write_text("factors = 0\ncov = 1\n")
+    assert problem(path, {"lr": 0.1}) == f"{path}: factors must be at least 1, got 0"
+    assert problem(path, {"lr": -0.1, "factors": 4}) == "lr must be positive and finite, got -0.1"
+    assert TrainConfig.from_toml(path, {"factors": 4, "score": "l2"}).cov == 1
+
+
+def test_the_two_names_of_lambda(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    for name in ("lam", "lambda"):
+        path.write_text(f"{name} = 2\n")
+        assert TrainConfig.from_toml(path).lam == 2
+        for flag in ("lam", "lambda"):
+            assert TrainConfig.from_toml(path, {flag: 3.0}).lam == 3
+    path.write_text("lam = 2\nlambda = 2\n")
+    for flags in ({}, {"lam": 3.0}):
+        assert problem(path, flags) == (
+            f"{path}: both 'lam' and 'lambda' are given, which are one option; leave one out"
+        )
+    with pytest.raises(InputError, match="both 'lam' and 'lambda' are given"):
+        TrainConfig.from_mapping({"lam": 2.0, "lambda": 3.0})
+
+
 def test_every_field_has_a_flag() -> None:
     import inspect
 

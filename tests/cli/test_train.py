@@ -103,6 +103,13 @@ def test_flags_override_the_file_and_unknown_keys_are_errors(stored: Path, tmp_p
     data = Dataset.load(stored)
     assert plan["memory_bytes"]["factors"] == 4 * 6 * (data.n_users + data.n_items)
     assert plan["data"]["train"] == data.train.nnz
+    code, _, errors = call("train", "-d", stored, "--config", file, "--factors", 0)
+    assert (code, errors) == (2, "error: factors must be at least 1, got 0\n")
+    file.write_text("lam = 2\nlambda = 2\n")
+    for command in ("train", "tune"):
+        code, _, errors = call(command, "-d", stored, "--config", file)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert f"{file}: both 'lam' and 'lambda' are given" in errors
     file.write_text("epoch = 3\n")
     code, _, errors = call("train", "-d", stored, "--config", file)
     assert code == 2
