@@ -114,13 +114,13 @@ def train(
         _print_plan(data, settings, as_json)
         return
     model = DRM(settings)
-    backend = model.backend()  # one that cannot be used leaves no directory behind
+    ops, device = model.backend()  # one that cannot be used leaves no directory behind
     if resume is None:
         new_directory(place)  # before anything that takes time
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
     with reporter.step("load the kernels (compiled at first use)"):
-        warm_up(settings, *backend)
+        warm_up(settings, ops, device)
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
         model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,6 +32,7 @@ SEEDS = 2**63  # the kernels take seeds below this
 
 # Spelled differently in files and on the command line, because `lambda` is a Python keyword.
 ALIASES = {"lambda": "lam"}
+FILE_NAMES = {name: alias for alias, name in ALIASES.items()}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             choices = get_args(field.type)
-            value = getattr(self, field.name)
+            value = _coerced(FILE_NAMES.get(field.name, field.name), getattr(self, field.name), field.type)
+            object.__setattr__(self, field.name, value)  # the way that is left in a frozen dataclass
             if choices and isinstance(choices[0], str) and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
         for name in ("factors", "rho", "eta", "k", "batch_size", "epochs", "cov_every", "threads"):
@@ -86,7 +89,9 @@ class TrainConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
         for name in ("eval_every", "patience", "lam", "cov", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
+                raise InputError(
+                    f"{FILE_NAMES.get(name, name)} must be finite and at least 0, got {getattr(self, name)}"
+                )
         for name in ("tau", "lr"):
             if not 0 < getattr(self, name) < LARGEST:
                 raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
@@ -127,7 +132,7 @@ class TrainConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
         """Build from plain values; an unknown key or a value of the wrong type is an error that says where."""
-        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        known = [field.name for field in dataclasses.fields(cls)]
         check_names(values, where)
         given = {}
         for key, value in values.items():
@@ -136,7 +141,7 @@ class TrainConfig:
                 near = difflib.get_close_matches(key, [*known, *ALIASES], n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
                 raise InputError(f"{where}unknown configuration key {key!r}{hint}")
-            given[name] = _coerced(key, value, known[name], where)
+            given[name] = value
         try:
             return cls(**given)
         except InputError as error:
@@ -160,9 +165,8 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under their file names; options that are None are left out."""
-        names = {name: alias for alias, name in ALIASES.items()}
         values = dataclasses.asdict(self)
-        return {names.get(name, name): value for name, value in values.items() if value is not None}
+        return {FILE_NAMES.get(name, name): value for name, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
         """Text of a TOML file that reads back as this configuration."""
@@ -204,14 +208,17 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def _coerced(key: str, value: Any, kind: Any, where: str) -> Any:
-    """Check a value against a field's type; an integer serves where a float is asked."""
+def _coerced(name: str, value: Any, kind: Any) -> Any:
+    """Check a value against a field's type; NumPy's numbers serve too, and an integer where a float is asked."""
     accepted = get_args(kind) or (kind,)
     if isinstance(accepted[0], str):
         accepted = (str,)
-    if isinstance(value, int) and not isinstance(value, bool) and float in accepted:
-        return float(value)
-    if not isinstance(value, accepted) or isinstance(value, bool):
-        names = " or ".join(t.__name__ for t in accepted if t is not type(None))
-        raise InputError(f"{where}{key} must be {names}, got {value!r}")
-    return value
+    if not isinstance(value, bool):
+        if isinstance(value, Integral) and int in accepted:
+            return int(value)
+        if isinstance(value, Real) and float in accepted:
+            return float(value)
+        if isinstance(value, accepted):
+            return value
+    names = " or ".join(t.__name__ for t in accepted if t is not type(None))
+    raise InputError(f"{name} must be {names}, got {value!r}")

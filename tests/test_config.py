@@ -1,11 +1,13 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drm_triton import DRM
 from drm_triton.config import SEEDS, TAU_RANGE, TrainConfig
 from drm_triton.errors import InputError
 
@@ -50,6 +52,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"factors": True}, "factors must be int, got True"),
         ({"tau": 0}, "tau must be positive and finite, got 0"),
         ({"tau": "hot"}, "tau must be float, got 'hot'"),
+        ({"lambda": "much"}, "lambda must be float, got 'much'"),
+        ({"lambda": -1}, "lambda must be finite and at least 0, got -1"),
         ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
         ({"lr": 1e300}, r"lr must be positive and finite, got 1e\+300"),  # in float32
         ({"score": "cosine"}, "score must be one of dot, l2, got 'cosine'"),
@@ -78,6 +82,23 @@ def test_the_bounds_are_those_of_the_kernels() -> None:
     ListPlan(*rows, 2, 1, 1, seed=SEEDS - 1)
     with pytest.raises(InputError, match="seed must be an integer from 0 to"):
         ListPlan(*rows, 2, 1, 1, seed=SEEDS)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given = {
+        "factors": np.int64(8),
+        "eta": np.int32(5),
+        "seed": np.uint64(3),
+        "tau": np.float32(0.5),
+        "lam": np.int8(2),
+    }
+    plain = {"factors": 8, "eta": 5, "seed": 3, "tau": 0.5, "lam": 2.0}
+    for config in (TrainConfig(**given), TrainConfig.from_mapping(given), DRM(**given).config):
+        assert config == TrainConfig(**plain)
+        assert {name: type(getattr(config, name)) for name in plain} == {name: type(v) for name, v in plain.items()}
+    for wrong in (np.float64(8.0), np.bool_(True), "8", None):
+        with pytest.raises(InputError, match="factors must be int, got"):
+            TrainConfig(factors=wrong)
 
 
 def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
