@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,6 +181,39 @@ def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
         file.write(json.dumps({"epoch": 3, "loss": 0}) + "\n")
     DRM(**OPTIONS).fit(data, run=run, resume=True)
     assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"epoch": 2, "los', b"\x00\x00\x00\x00", b'{"epoch": 2, "loss": \xff', b"17"])
+def test_a_last_line_that_was_cut_off_is_dropped(rest: bytes, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, [lambda end: end.record["epoch"] == 2], run=run)
+    first, second = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(first + rest)
+    assert [record["epoch"] for record in read_metrics(run)] == [1]
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert [record["epoch"] for record in read_metrics(run)] == [1, 3, 4]
+    assert torch.equal(tensors(run)["user_factors"], tensors(whole)["user_factors"])
+    (run / "metrics.jsonl").write_bytes(first + second.rstrip(b"\n"))  # cut off, but all is there
+    assert [record["epoch"] for record in read_metrics(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ['{"epoch": 2, "los', "", "17", '{"loss": 1}'])
+def test_damage_elsewhere_is_told_with_its_line(line: str, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for number in (2, 4):
+        text = "".join(f"{line if n == number else whole_line}\n" for n, whole_line in enumerate(lines, 1))
+        (run / "metrics.jsonl").write_text(text)
+        with pytest.raises(DrmError, match=rf"metrics\.jsonl is damaged: line {number} \(.*remove it and resume"):
+            DRM(**OPTIONS).fit(data, run=run, resume=True)
+
+
+def test_a_finished_run_gets_whole_files_by_resuming(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"epoch": 5')
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

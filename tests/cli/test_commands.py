@@ -106,7 +106,7 @@ def test_failure_is_exit_code_1(command: str, monkeypatch: pytest.MonkeyPatch) -
     data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=20)
     data.save("data")
     DRM(factors=2, epochs=1).fit(data, run="run")
-    Path("run/metrics.jsonl").write_text("{")
+    Path("run/metrics.jsonl").write_text("{\n")
     monkeypatch.setattr(doctor, "_ask", lambda *question: {})
     code, out, err = call(*FAILURE[command])
     assert code == 1
