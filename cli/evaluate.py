@@ -59,6 +59,8 @@ def evaluate(
     if on not in ("valid", "test"):
         raise InputError(f"--on must be valid or test, got {on!r}")
     cut_offs = _cut_offs(k)
+    if min_train < 0:
+        raise InputError(f"--min-train must be at least 0, got {min_train}")
     if per_user is not None:
         check_target("--per-user", per_user)  # before anything that takes time
     model = DRM.load(run)

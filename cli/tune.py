@@ -80,6 +80,8 @@ def tune(
 
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
+    if seconds is not None and not seconds >= 0:  # nor not a number
+        raise InputError(f"--seconds must be at least 0, got {seconds:g}")
     flags = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
     if config is None:
         TrainConfig.from_mapping(flags)  # before the space, which would be blamed for an error of theirs

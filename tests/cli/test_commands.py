@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,12 @@ def test_help_has_examples(command: str) -> None:
     assert (code, err) == (0, "")
     assert "Examples:" in out
     assert f"drm-triton {command}" in out.split("Examples:")[1]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "recommend", "similar", "export", "report", "serve"])
+def test_a_run_is_called_run(command: str) -> None:
+    usage = call(command, "--help")[1].split("Usage:")[1].splitlines()[0]
+    assert re.search(r"\bRUN\b", usage)
 
 
 @pytest.mark.parametrize("command", commands())

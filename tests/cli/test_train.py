@@ -164,6 +164,7 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
         (["train", "--resume", "{data}"], "is not a run directory"),
         (["evaluate", "{data}"], "no model there"),
         (["evaluate", "{run}", "--on", "train"], "--on must be valid or test"),
+        (["evaluate", "{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
         (["evaluate", "{run}", "--k", "0"], "--k takes cut-offs from 1 to 1000"),
         (["evaluate", "{run}", "--k", "ten"], "--k takes cut-offs from 1 to 1000"),
     ],
