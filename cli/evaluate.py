@@ -59,6 +59,8 @@ def evaluate(
     if on not in ("valid", "test"):
         raise InputError(f"--on must be valid or test, got {on!r}")
     cut_offs = _cut_offs(k)
+    if min_train < 0:
+        raise InputError(f"--min-train must be at least 0, got {min_train}")
     if per_user is not None:
         check_target("--per-user", per_user)  # before anything that takes time
     model = DRM.load(run)
@@ -81,19 +83,21 @@ def evaluate(
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
         _write_parquet(result.per_user.with_columns(user=ids), per_user)
-    if as_json:
-        print(json.dumps({**result.means, "users": len(result.per_user), "popularity": popularity}))
-    else:
+    if not as_json:
         _print_table(result.means, popularity, cut_offs, len(result.per_user))
+    found: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
     if by_activity:
         metric = f"ndcg@{cut_offs[0]}"
-        groups = grouped(result, metric)
+        groups = grouped(result)
+        found["by_activity"] = groups.drop("group").to_dicts()
         picture = run / f"activity-{on}.png"
         _draw(groups, metric, picture)
         if not as_json:
             print(f"\nmean {metric} by training interactions (plot: {picture})")
             for row in groups.iter_rows(named=True):
                 print(f"  {row['min_train']:>5} – {row['max_train']:<6} {row['users']:>8,} users  {row[metric]:.4f}")
+    if as_json:
+        print(json.dumps(found))
 
 
 def _cut_offs(text: str) -> list[int]:

@@ -3,14 +3,18 @@
 import csv
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from drm_triton.cli.complete import RunArgument
 from drm_triton.cli.output import Format, check_output, with_titles, write
 from drm_triton.errors import InputError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def recommend(
@@ -92,7 +96,21 @@ def recommend(
         blocks = model.recommend_blocks(**asked)
     for warning in told:
         print(f"warning: {warning.message}", file=sys.stderr)
-    write((with_titles(block, model.interactions, "item") for block in blocks), form, out)
+    rows = 0
+
+    def counted() -> Iterator["pl.DataFrame"]:
+        nonlocal rows
+        for block in blocks:
+            rows += len(block)
+            yield with_titles(block, model.interactions, "item")
+
+    write(counted(), form, out)
+    if rows == 0:
+        print(
+            "warning: there is nothing to recommend: nobody is left of those asked for, or they have all items that "
+            "there are to choose from; --include-seen lists those too",
+            file=sys.stderr,
+        )
 
 
 def _items(liked: list[str]) -> list[str]:

@@ -5,9 +5,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from drm_triton.cli import complete
+
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or saved models.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="Run directories, or saved models.",
+            show_default=False,
+            autocompletion=complete.runs,
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write.", show_default=False)],
     dataset: Annotated[
         list[str] | None,
@@ -16,6 +26,7 @@ def report(
             "-d",
             help="Prepared data, if not where the runs found it; may be repeated.",
             show_default=False,
+            autocompletion=complete.datasets,
         ),
     ] = None,
     on: Annotated[

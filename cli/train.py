@@ -1,7 +1,9 @@
 """`drm-triton train`: fit a model to a prepared data set."""
 
 import json
+import shlex
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -106,7 +108,7 @@ def train(
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.run import new_directory
+    from drm_triton.run import new_directory, read_metrics
     from drm_triton.trainer import warm_up
 
     options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
@@ -114,24 +116,27 @@ def train(
     if dry_run:
         _print_plan(data, settings, as_json)
         return
+    model = DRM(settings)
+    ops, device = model.backend()  # one that cannot be used leaves no directory behind
     if resume is None:
         new_directory(place)  # before anything that takes time
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
-    model = DRM(settings)
     with reporter.step("load the kernels (compiled at first use)"):
-        warm_up(settings, *model.backend())
+        warm_up(settings, ops, device)
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
         model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
-    result = {"run": str(place), "epochs": display.epochs, "interrupted": display.interrupted, **display.best}
+    records = read_metrics(place)  # of all epochs, where this was a resumed run
+    best = best_epoch(records, settings.monitor)
+    if display.interrupted:  # told in any case: without it the work done would seem lost
+        again = shlex.join(["drm-triton", "train", "--resume", str(place)])
+        print(f"stopped; take it up again with: {again}", file=sys.stderr)
     if as_json:
-        print(json.dumps(result))
-    elif display.interrupted:
-        reporter.line(f"stopped; take it up again with: drm-triton train --resume {place}")
-    else:
-        shown = [name for name in HEADLINE if name in display.best]
-        metrics = ", ".join(f"{name} {display.best[name]:.4f}" for name in shown)
+        epochs = records[-1]["epoch"] if records else 0
+        print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": display.interrupted, **best}))
+    elif not display.interrupted:
+        metrics = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE if name in best)
         print(f"trained {place}" + (f" (best epoch: {metrics})" if metrics else ""))
 
 
@@ -139,11 +144,18 @@ HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 NOT_CONFIG = {"dataset", "run", "config", "resume", "dry_run", "quiet", "as_json"}
 
 
+def best_epoch(records: list[dict[str, Any]], monitor: str) -> dict[str, float]:
+    """Validation metrics of the best epoch, the earliest of equal ones; none if there was no validation."""
+    validated = (record for record in records if f"valid/{monitor}" in record)
+    best = max(validated, key=lambda record: record[f"valid/{monitor}"], default={})
+    return {name: value for name, value in best.items() if name.startswith("valid/")}
+
+
 def _resolved(
     dataset: str | None, run: Path | None, config: Path | None, resume: Path | None, options: dict[str, Any]
 ) -> "tuple[Dataset, TrainConfig, Path]":
     """Data set, configuration and run directory that the options name together."""
-    from drm_triton.config import TrainConfig, read_toml
+    from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
     from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import InputError
@@ -159,8 +171,7 @@ def _resolved(
         return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
-    values = {**(read_toml(config) if config else {}), **options}
-    settings = TrainConfig.from_mapping(values, where=f"{config}: " if config else "")
+    settings = TrainConfig.from_toml(config, options) if config else TrainConfig.from_mapping(options)
     path = find_dataset(dataset)
     data = Dataset.load(path)
     return data, settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -169,6 +180,7 @@ def _resolved(
 def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
     from drm_triton.trainer import memory_estimate
 
+    settings = settings.resolved()
     memory = memory_estimate(data, settings)
     sizes = {name: getattr(data, name).nnz for name in ("train", "valid", "test")}
     statistics = {"users": data.n_users, "items": data.n_items, **sizes}
@@ -190,8 +202,6 @@ class Display:
     def __init__(self, reporter: Any, settings: "TrainConfig", header: str) -> None:
         self.reporter, self.settings, self.header = reporter, settings, header
         self.interrupted = False
-        self.epochs = 0
-        self.best: dict[str, float] = {}
         self._step: Any = None
 
     def batch_end(self, state: "State", n_lists: int) -> bool:
@@ -210,7 +220,6 @@ class Display:
     def epoch_end(self, end: "EpochEnd") -> bool:
         """Print the epoch's line."""
         record = end.record
-        self.epochs = record["epoch"]
         parts = [f"loss {record['loss']:.4f}", f"{record['lists_per_second']:,.0f} lists/s"]
         left = (self.settings.epochs - record["epoch"]) * record["seconds"]
         if left:
@@ -218,8 +227,6 @@ class Display:
         name = f"valid/{self.settings.monitor}"
         if name in record:
             parts.append(f"{name} {record[name]:.4f}")
-            if end.improved:
-                self.best = {key: value for key, value in record.items() if key.startswith("valid/")}
             parts.append(f"best {end.state.best:.4f} (epoch {end.state.best_epoch})")
         self._step.note(", ".join(parts))
         self._step.__exit__(None, None, None)

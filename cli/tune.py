@@ -69,7 +69,7 @@ def tune(
 
       drm-triton train -d melon --config studies/melon/best.toml
     """
-    from drm_triton.config import TrainConfig, read_toml
+    from drm_triton.config import TrainConfig, overridden, read_toml
     from drm_triton.data.dataset import Dataset
     from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import DrmError, InputError
@@ -80,9 +80,15 @@ def tune(
 
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
+    if seconds is not None and not seconds >= 0:  # nor not a number
+        raise InputError(f"--seconds must be at least 0, got {seconds:g}")
     flags = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
-    fixed = {**(read_toml(config) if config else {}), **flags}
-    TrainConfig.from_mapping(fixed, where=f"{config}: " if config else "")
+    if config is None:
+        TrainConfig.from_mapping(flags)  # before the space, which would be blamed for an error of theirs
+        fixed = flags
+    else:
+        TrainConfig.from_toml(config, flags)
+        fixed = overridden(read_toml(config), flags)
     searched = checked_space(read_toml(space) if space else SPACE, fixed, f"{space}: " if space else "")
     place = find_dataset(dataset)
     data = Dataset.load(place)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,9 +27,12 @@ METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")  # here,
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
 
 LARGEST = 3.4e38  # in float32, the kernels' type
+TAU_RANGE = (1e-32, 1e32)  # the kernels' own, which cannot be imported without torch
+SEEDS = 2**63  # the kernels take seeds below this
 
 # Spelled differently in files and on the command line, because `lambda` is a Python keyword.
 ALIASES = {"lambda": "lam"}
+FILE_NAMES = {name: alias for alias, name in ALIASES.items()}
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             choices = get_args(field.type)
-            value = getattr(self, field.name)
+            value = _coerced(FILE_NAMES.get(field.name, field.name), getattr(self, field.name), field.type)
+            object.__setattr__(self, field.name, value)  # the way that is left in a frozen dataclass
             if choices and isinstance(choices[0], str) and value not in choices:
                 raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
         for name in ("factors", "rho", "eta", "share", "k", "batch_size", "epochs", "cov_every", "threads"):
@@ -85,10 +90,16 @@ class TrainConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
         for name in ("eval_every", "patience", "lam", "cov", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
+                raise InputError(
+                    f"{FILE_NAMES.get(name, name)} must be finite and at least 0, got {getattr(self, name)}"
+                )
         for name in ("tau", "lr"):
             if not 0 < getattr(self, name) < LARGEST:
                 raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not TAU_RANGE[0] <= self.tau <= TAU_RANGE[1]:
+            raise InputError(f"tau must be from {TAU_RANGE[0]:g} to {TAU_RANGE[1]:g}, got {self.tau}")
+        if self.seed >= SEEDS:
+            raise InputError(f"seed must be below 2^63 = {SEEDS}, got {self.seed}")
         if not float("-inf") < self.margin < float("inf"):
             raise InputError(f"margin must be finite, got {self.margin}")
         if self.k is not None and self.k > self.rho + self.eta_in_force:
@@ -104,6 +115,16 @@ class TrainConfig:
         """Negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
+    def resolved(self) -> "TrainConfig":
+        """The same training with `eta` and `k` spelled out, as a run records it.
+
+        Examples
+        --------
+        >>> TrainConfig(rho=4).resolved().to_dict()["eta"]
+        60
+        """
+        return dataclasses.replace(self, eta=self.eta_in_force, k=self.rho if self.k is None else self.k)
+
     @property
     def fit_parts(self) -> tuple[str, ...]:
         """The parts of a data set that are trained on: train, and those that `fit_on` adds."""
@@ -112,7 +133,8 @@ class TrainConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
         """Build from plain values; an unknown key or a value of the wrong type is an error that says where."""
-        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        known = [field.name for field in dataclasses.fields(cls)]
+        check_names(values, where)
         given = {}
         for key, value in values.items():
             name = ALIASES.get(key, key)
@@ -120,7 +142,7 @@ class TrainConfig:
                 near = difflib.get_close_matches(key, [*known, *ALIASES], n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
                 raise InputError(f"{where}unknown configuration key {key!r}{hint}")
-            given[name] = _coerced(key, value, known[name], where)
+            given[name] = value
         try:
             return cls(**given)
         except InputError as error:
@@ -128,19 +150,48 @@ class TrainConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "TrainConfig":
-        """Read a TOML file; `overrides` win over the file."""
-        return cls.from_mapping({**read_toml(path), **(overrides or {})}, where=f"{path}: ")
+        """Read a TOML file; `overrides` win over the file. An error is blamed on the one of them that has it."""
+        values, flags = read_toml(path), overrides or {}
+        try:
+            return cls.from_mapping(overridden(values, flags))
+        except InputError as error:
+            problem = str(error)
+        for part, where in ((flags, ""), (values, f"{path}: ")):
+            try:
+                cls.from_mapping(part)
+            except InputError as error:
+                if str(error) == problem:
+                    raise InputError(where + problem) from None
+        raise InputError(f"{path} and the options that override it: {problem}")  # which do not go together
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under their file names; options that are None are left out."""
-        names = {name: alias for alias, name in ALIASES.items()}
         values = dataclasses.asdict(self)
-        return {names.get(name, name): value for name, value in values.items() if value is not None}
+        return {FILE_NAMES.get(name, name): value for name, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
         """Text of a TOML file that reads back as this configuration."""
         # Numbers, strings and booleans are written alike in TOML and JSON.
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
+
+
+def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with others that win over them, whichever of its names an option is given by.
+
+    Examples
+    --------
+    >>> overridden({"lambda": 1.0, "tau": 2.0}, {"lam": 3.0})
+    {'tau': 2.0, 'lam': 3.0}
+    """
+    taken = {ALIASES.get(key, key) for key in overrides}
+    return {**{key: value for key, value in values.items() if ALIASES.get(key, key) not in taken}, **overrides}
+
+
+def check_names(values: Mapping[str, Any], where: str = "") -> None:
+    """Raise if an option is given by two of its names."""
+    for alias, name in ALIASES.items():
+        if alias in values and name in values:
+            raise InputError(f"{where}both {name!r} and {alias!r} are given, which are one option; leave one out")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -154,17 +205,21 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
+    check_names(values, f"{path}: ")
     return values
 
 
-def _coerced(key: str, value: Any, kind: Any, where: str) -> Any:
-    """Check a value against a field's type; an integer serves where a float is asked."""
+def _coerced(name: str, value: Any, kind: Any) -> Any:
+    """Check a value against a field's type; NumPy's numbers serve too, and an integer where a float is asked."""
     accepted = get_args(kind) or (kind,)
     if isinstance(accepted[0], str):
         accepted = (str,)
-    if isinstance(value, int) and not isinstance(value, bool) and float in accepted:
-        return float(value)
-    if not isinstance(value, accepted) or isinstance(value, bool):
-        names = " or ".join(t.__name__ for t in accepted if t is not type(None))
-        raise InputError(f"{where}{key} must be {names}, got {value!r}")
-    return value
+    if not isinstance(value, bool):
+        if isinstance(value, Integral) and int in accepted:
+            return int(value)
+        if isinstance(value, Real) and float in accepted:
+            return float(value)
+        if isinstance(value, accepted):
+            return value
+    names = " or ".join(t.__name__ for t in accepted if t is not type(None))
+    raise InputError(f"{name} must be {names}, got {value!r}")

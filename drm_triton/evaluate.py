@@ -137,16 +137,20 @@ def popularity_ranker(train: CSR) -> Ranker:
     return rank
 
 
-def by_activity(evaluation: Evaluation, metric: str, groups: int = 5) -> pl.DataFrame:
+def by_activity(evaluation: Evaluation, metric: str | None = None, groups: int = 5) -> pl.DataFrame:
     """Mean of a metric for groups of users of about equal size, from the least to the most active in training.
+
+    Parameters
+    ----------
+    metric : such as ndcg@10; None for every one that was measured
 
     Returns
     -------
     frame with columns group, users, min_train, max_train and the metric
     """
     frame = evaluation.per_user
-    if metric not in frame.columns:
-        known = [name for name in frame.columns if "@" in name]
+    known = [name for name in frame.columns if "@" in name]
+    if metric is not None and metric not in known:
         raise InputError(f"by_activity: no metric {metric!r}; there are {', '.join(known)}")
     rank = pl.col("n_train").rank("min") - 1  # equal activity, equal group
     return (
@@ -156,7 +160,7 @@ def by_activity(evaluation: Evaluation, metric: str, groups: int = 5) -> pl.Data
             users=pl.len(),
             min_train=pl.col("n_train").min(),
             max_train=pl.col("n_train").max(),
-            **{metric: pl.col(metric).mean()},
+            **{name: pl.col(name).mean() for name in (known if metric is None else [metric])},
         )
         .sort("group")
     )

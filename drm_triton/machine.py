@@ -1,7 +1,8 @@
-"""What is installed here and what the system tells of itself, by the standard library alone."""
+"""What is installed here, what the system tells of itself, and its threads, by the standard library alone."""
 
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -70,3 +71,20 @@ def _text(file: Path) -> str | None:
         return file.read_text().strip()
     except OSError:
         return None
+
+
+_changed_threads: dict[str, tuple[int, int]] = {}  # of a library: before a configuration changed them, and since
+
+
+def use_threads(
+    library: str, threads: int | None, get_threads: Callable[[], int], set_threads: Callable[[int], None]
+) -> None:
+    """Set a library's number of threads; None undoes what another configuration set, and else leaves it alone."""
+    if threads == get_threads():
+        return
+    if library in _changed_threads and get_threads() == _changed_threads[library][1]:
+        set_threads(_changed_threads.pop(library)[0])
+    if threads is not None:
+        before = get_threads()
+        set_threads(threads)
+        _changed_threads[library] = before, get_threads()

@@ -29,6 +29,7 @@ from drm_triton.lists import (
     top_lists,
     without_interactions,
 )
+from drm_triton.machine import use_threads
 from drm_triton.run import Run, checkpoint_directory, interactions_only
 from drm_triton.trainer import (
     BatchCallback,
@@ -130,12 +131,11 @@ class DRM:
     def backend(self) -> tuple[ModuleType, torch.device]:
         """The operations and the device that the configuration asks for, with its number of threads set."""
         ops = get_backend(None if self.config.backend == "auto" else self.config.backend)
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
-            if ops.__name__.endswith(".cpu"):
-                from drm_triton.kernels.cpu.threads import set_threads
+        use_threads("torch", self.config.threads, torch.get_num_threads, torch.set_num_threads)
+        if ops.__name__.endswith(".cpu"):
+            from drm_triton.kernels.cpu.threads import n_threads, set_threads
 
-                set_threads(self.config.threads)
+            use_threads("numba", self.config.threads, n_threads, set_threads)
         on_gpu = ops.__name__.endswith(".gpu") and torch.cuda.is_available()
         return ops, torch.device("cuda" if on_gpu else "cpu")
 
@@ -313,7 +313,7 @@ class DRM:
             # a copy, so that this model does not take the temporary folder for the home of its data
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
             tensors = {"user_factors": U, "item_factors": V}
-            checkpoint.write_tensors(folder / checkpoint.FILE, tensors, {"config": self.config.to_dict()})
+            checkpoint.write_tensors(folder / checkpoint.FILE, tensors, {"config": self.config.resolved().to_dict()})
 
     @classmethod
     def load(cls, path: str | Path) -> "DRM":

@@ -36,7 +36,7 @@ class Run:
     """A run directory in use. As a callback of `trainer.train` it records each epoch."""
 
     def __init__(self, path: Path, config: TrainConfig, records: list[dict[str, Any]]) -> None:
-        self.path, self.config, self.records = path, config, records
+        self.path, self.config, self.records = path, config.resolved(), records
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
@@ -49,7 +49,7 @@ class Run:
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
             checkpoint.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
-            checkpoint.write_text(folder / "config.toml", config.to_toml())
+            checkpoint.write_text(folder / "config.toml", config.resolved().to_toml())
             path.rmdir()
             folder.rename(path)
         finally:
@@ -63,7 +63,8 @@ class Run:
         `config` may differ from the run's in RESUMABLE options, and is written to config.toml.
         """
         path = Path(path)
-        stored = TrainConfig.from_toml(existing(path) / "config.toml").to_dict()
+        stored = TrainConfig.from_toml(existing(path) / "config.toml").resolved().to_dict()
+        config = config.resolved()
         changed = sorted(name for name, value in config.to_dict().items() if stored.get(name) != value)
         check_resumable(path, config.schedule, changed)
         recorded = str(read_environment(path)["data"].get("checksum"))
@@ -83,15 +84,22 @@ class Run:
         state = State(**fields, **{name: metadata["training"][name] for name in COUNTERS})
         # A run killed between recording an epoch and saving it has a line too many.
         records = [record for record in read_metrics(path) if record["epoch"] <= state.epoch]
-        return cls(path, config, records), state
+        run = cls(path, config, records)
+        if records:
+            run.write_metrics()  # without what was dropped, even if no epoch follows
+        return run, state
 
     def __call__(self, end: EpochEnd) -> None:
         """Record an epoch: metrics first, then the checkpoint that makes it final."""
         self.records.append(end.record)
+        self.write_metrics()
+        self.save(end.state, best=end.improved)
+
+    def write_metrics(self) -> None:
+        """Write metrics.jsonl and metrics.csv."""
         lines = "".join(json.dumps(record) + "\n" for record in self.records)
         checkpoint.write_text(self.path / "metrics.jsonl", lines)
         checkpoint.write_text(self.path / "metrics.csv", csv_text(self.records))
-        self.save(end.state, best=end.improved)
 
     def save(self, state: State, best: bool = False) -> None:
         """Write the state to last/, and to best/ as well if it is the best so far."""
@@ -182,14 +190,23 @@ def read_environment(path: str | Path) -> dict[str, Any]:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Lines of a run's metrics.jsonl."""
+    """Lines of a run's metrics.jsonl, less a last one that is cut off, as a crash of the machine may leave it."""
     file = Path(path) / "metrics.jsonl"
     if not file.exists():
         return []
-    try:
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    except ValueError as error:
-        raise DrmError(f"{file} is damaged ({error}); remove it and resume the run") from None
+    records = []
+    *lines, rest = file.read_bytes().split(b"\n")  # the rest is empty where the file is whole
+    for number, line in enumerate([*lines, rest], 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
+                raise ValueError("it is not the record of an epoch")
+        except ValueError as error:
+            if number > len(lines):
+                break
+            raise DrmError(f"{file} is damaged: line {number} ({error}); remove it and resume the run") from None
+        records.append(record)
+    return records
 
 
 def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:

@@ -4,9 +4,10 @@ Every answer is what the methods of the model give, to the bit; see `drm_triton.
 parameters and not parts of the path: some, such as "a/b" or "..", no path can carry safely.
 """
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -97,6 +98,20 @@ class Error(BaseModel):
     detail: str = Field(description="What is wrong with this request.")
 
 
+async def _given_once(request: Request) -> None:
+    """Refuse a query that gives a parameter twice: of the two values one would be taken in silence."""
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    repeated = [
+        {"type": "repeated", "loc": ("query", name), "msg": "Given more than once"}
+        for name in counts
+        if counts[name] > 1
+    ]
+    if repeated:
+        raise RequestValidationError(repeated)
+
+
+ONCE = [Depends(_given_once)]
+
 # -- the application ---------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +139,7 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
         redirect_slashes=False,
     )
     app.add_middleware(BodyLimit, limit=MAX_BODY)
+    app.add_middleware(HeadAsGet)
     _answer_errors_in_json(app)
     Length = Annotated[int, Field(ge=1, le=max_k, description="Items in the list, at most.")]
 
@@ -166,7 +182,7 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
         """Tell what is being served."""
         return JSONResponse(health.model_dump())
 
-    @app.get("/recommendations", response_model=Recommended, responses=_errors(404, 422, 500))
+    @app.get("/recommendations", response_model=Recommended, responses=_errors(404, 422, 500), dependencies=ONCE)
     async def recommend(asked: Annotated[OfUser, Query()]) -> JSONResponse:
         """List the best items of a user of the training data."""
         return JSONResponse(await service.recommend(asked.user, asked.k, asked.exclude_seen, asked.unknown))
@@ -176,12 +192,30 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
         """List the best items for someone who was not in the training data, from the items the person likes."""
         return JSONResponse(await service.recommend_from(asked.liked, asked.k, asked.exclude, asked.unknown))
 
-    @app.get("/similar", response_model=Similar, responses=_errors(404, 422, 500))
+    @app.get("/similar", response_model=Similar, responses=_errors(404, 422, 500), dependencies=ONCE)
     async def similar(asked: Annotated[OfItem, Query()]) -> JSONResponse:
         """List the items most similar to an item, never the item itself."""
         return JSONResponse(await service.similar(asked.item, asked.k))
 
     return app
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, headers and all, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope.get("method") != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self.app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class BodyLimit:
@@ -231,7 +265,8 @@ def _answer_errors_in_json(app: FastAPI) -> None:
             return answer(404, f"there is no {path[:80]} here; /openapi.json tells what there is")
         if error.status_code == 405:  # Starlette names the methods of the first route of the path only
             here = [route for route in app.routes if getattr(route, "path", None) == path]
-            methods = ", ".join(sorted(method for route in here for method in getattr(route, "methods", None) or ()))
+            taken = {method for route in here for method in getattr(route, "methods", None) or ()}
+            methods = ", ".join(sorted(taken | {"HEAD"} if "GET" in taken else taken))
             return answer(405, f"{path} takes {methods}, not {request.method}", {"Allow": methods})
         return answer(error.status_code, error.detail)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from drm_triton import checkpoint
-from drm_triton.config import ALIASES, TrainConfig
+from drm_triton.config import ALIASES, FILE_NAMES, TrainConfig, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.evaluate import MIN_TRAIN, measurable
@@ -280,14 +280,14 @@ def checked_space(space: Mapping[str, Any], fixed: Mapping[str, Any], where: str
         if name in FIXED_ONLY:
             raise InputError(f"{where}{name} cannot be searched; it is the same in every trial")
     single = {name: values[0] for name, values in space.items() if len(values) == 1}
-    file_names = {field: name for name, field in ALIASES.items()}
-    taken = {file_names.get(name, name) for name in fixed}
+    taken = {FILE_NAMES.get(name, name) for name in fixed}
     checked: dict[str, list[Any]] = {}
     for name in sorted(space):
-        file_name = file_names.get(name, name)
+        file_name = FILE_NAMES.get(name, name)
         if file_name not in taken:
             # beside options of a single value, since some go together only: cov > 0 with score = l2
-            configs = [TrainConfig.from_mapping({**single, **fixed, name: value}, where) for value in space[name]]
+            points = [overridden(single, {**fixed, name: value}) for value in space[name]]
+            configs = [TrainConfig.from_mapping(point, where) for point in points]
             checked[file_name] = list(dict.fromkeys(getattr(config, ALIASES.get(name, name)) for config in configs))
     if not checked:
         raise InputError(f"{where}nothing is left to search: every option of the space is fixed; fix fewer")

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated; later is too late
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
     """Find a real data set, or skip the test where it is absent."""
 

@@ -235,6 +235,26 @@ def test_a_vector_depends_on_the_items_alone(score, lists, chance) -> None:
     assert torch.equal(torch.cat([model.fold_in([items]) for items in lists]), together)
 
 
+def test_the_threads_of_one_model_are_not_those_of_the_next(threads: None) -> None:
+    def in_use() -> tuple[int, int]:
+        return n_threads(), torch.get_num_threads()
+
+    DRM(backend="cpu").backend()
+    set_threads(2)
+    torch.set_num_threads(2)
+    every = in_use()
+    one, any_number = DRM(threads=1, backend="cpu"), DRM(backend="cpu")
+    for _ in range(2):
+        one.backend()
+        one.backend()
+        assert in_use() == (1, 1)
+        any_number.backend()
+        assert in_use() == every
+    torch.set_num_threads(1)  # the program's own choice stays
+    any_number.backend()
+    assert in_use() == (every[0], 1)
+
+
 def test_a_vector_does_not_depend_on_threads_or_batches(
     model: DRM, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_what_a_run_leaves(whole: Path, data: Dataset) -> None:
     with open(whole / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == [record["loss"] for record in records]
-    assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS)
+    assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS).resolved()
     environment = json.loads((whole / "env.json").read_text())
     assert environment["data"]["checksum"] == data.checksum
     assert environment["packages"]["torch"] == torch.__version__
@@ -92,7 +93,7 @@ def test_the_best_epoch_is_what_loads(whole: Path) -> None:
     assert read_tensors(whole / "best" / FILE)[1]["training"]["epoch"] == best
     model = DRM.load(whole)
     assert torch.equal(model.user_factors, tensors(whole, "best")["user_factors"])
-    assert model.config == TrainConfig(**OPTIONS)
+    assert model.config == TrainConfig(**OPTIONS).resolved()
 
 
 def test_more_epochs_later_equal_all_at_once(data: Dataset, tmp_path: Path) -> None:
@@ -102,6 +103,29 @@ def test_more_epochs_later_equal_all_at_once(data: Dataset, tmp_path: Path) -> N
     DRM(**{**constant, "epochs": 2}).fit(data, run=run)
     DRM(**constant).fit(data, run=run, resume=True)
     assert_same_run(run, tmp_path / "whole")
+
+
+def test_the_configuration_of_a_run_says_all_and_gives_the_same_training(data: Dataset, tmp_path: Path) -> None:
+    first, options = tmp_path / "first", {**OPTIONS, "rho": 4, "epochs": 2}
+    DRM(**options).fit(data, run=first, on_batch=lambda state, n_lists: state.step >= 5)
+    written = (first / "config.toml").read_text()
+    assert {"eta = 60", "k = 4"} <= set(written.splitlines())
+    saved = read_tensors(first / "last" / FILE)[1]["config"]
+    assert (saved["eta"], saved["k"]) == (60, 4)
+    DRM(**options).fit(data, run=first, resume=True)  # eta and k left open, as when it began
+    again = DRM(TrainConfig.from_toml(first / "config.toml")).fit(data, run=tmp_path / "again")
+    assert_same_run(first, tmp_path / "again")
+    again.fit(data, run=first, resume=True)
+    assert (first / "config.toml").read_text() == written
+
+
+def test_a_run_whose_configuration_leaves_eta_and_k_open_is_resumed(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 5)
+    (run / "config.toml").write_text(TrainConfig(**OPTIONS).to_toml())
+    assert "eta" not in (run / "config.toml").read_text()
+    DRM(TrainConfig.from_toml(run / "config.toml")).fit(data, run=run, resume=True)
+    assert len(read_metrics(run)) == OPTIONS["epochs"]
 
 
 def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset, whole: Path, tmp_path: Path) -> None:
@@ -159,17 +183,55 @@ def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
     assert_same_run(run, whole)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_ctrl_c_saves_and_says_how_to_resume(stored: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", [b"", b'{"epoch": 2, "los', b"\x00\x00\x00\x00", b'{"epoch": 2, "loss": \xff', b"17"])
+def test_a_last_line_that_was_cut_off_is_dropped(rest: bytes, data: Dataset, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = train_command("-d", stored, "--run", run, "--epochs", 100_000)
+    DRM(**OPTIONS).fit(data, [lambda end: end.record["epoch"] == 2], run=run)
+    first, second = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(first + rest)
+    assert [record["epoch"] for record in read_metrics(run)] == [1]
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert [record["epoch"] for record in read_metrics(run)] == [1, 3, 4]
+    assert torch.equal(tensors(run)["user_factors"], tensors(whole)["user_factors"])
+    (run / "metrics.jsonl").write_bytes(first + second.rstrip(b"\n"))  # cut off, but all is there
+    assert [record["epoch"] for record in read_metrics(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ['{"epoch": 2, "los', "", "17", '{"loss": 1}'])
+def test_damage_elsewhere_is_told_with_its_line(line: str, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for number in (2, 4):
+        text = "".join(f"{line if n == number else whole_line}\n" for n, whole_line in enumerate(lines, 1))
+        (run / "metrics.jsonl").write_text(text)
+        with pytest.raises(DrmError, match=rf"metrics\.jsonl is damaged: line {number} \(.*remove it and resume"):
+            DRM(**OPTIONS).fit(data, run=run, resume=True)
+
+
+def test_a_finished_run_gets_whole_files_by_resuming(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"epoch": 5')
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("how", [[], ["--quiet"], ["--json"]])
+def test_ctrl_c_saves_and_says_how_to_resume(how: list[str], stored: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = train_command("-d", stored, "--run", run, "--epochs", 100_000, *how)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while not (run / "last" / FILE).exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert f"drm-triton train --resume {run}" in errors
+    assert not how or errors.count("\n") == 1
+    if how == ["--json"]:
+        result = json.loads(output)
+        assert (result["interrupted"], result["epochs"]) == (True, len(read_metrics(run)))
     assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
 
 

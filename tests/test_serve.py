@@ -191,6 +191,9 @@ JSON = {"Content-Type": "application/json"}
         ("GET", "/recommendations?user=ann&exclude_seen=maybe", {}, 422, "exclude_seen: Input should be a valid bool"),
         ("GET", "/recommendations?user=ann&unknown=skip", {}, 422, "unknown: Input should be 'error' or 'popular'"),
         ("GET", "/recommendations?user=ann&top=5", {}, 422, "top: Extra inputs are not permitted"),
+        ("GET", "/recommendations?user=ann&user=u40", {}, 422, "user: Given more than once"),
+        ("GET", "/recommendations?user=ann&k=3&k=3", {}, 422, "k: Given more than once"),
+        ("GET", "/similar?item=10&k=3&item=20&k=3", {}, 422, "item: Given more than once; k: Given more than once"),
         ("GET", "/similar?item=7", {}, 404, "unknown item id: '7'"),
         ("GET", "/similar?item=10&k=-1", {}, 422, "k: Input should be greater"),
         ("POST", "/recommendations", {"json": {}}, 422, "liked: Field required"),
@@ -214,8 +217,8 @@ JSON = {"Content-Type": "application/json"}
         ("POST", "/recommendations", {"content": b'{"liked": [10]}'}, 422, "body: "),
         ("POST", "/recommendations", {"content": b" " * (MAX_BODY + 1), "headers": JSON}, 413, "1,048,576 bytes"),
         ("POST", "/recommendations", {"content": endless(), "headers": JSON}, 413, "1,048,576 bytes"),
-        ("PUT", "/recommendations", {}, 405, "/recommendations takes GET, POST, not PUT"),
-        ("POST", "/similar?item=10", {}, 405, "/similar takes GET, not POST"),
+        ("PUT", "/recommendations", {}, 405, "/recommendations takes GET, HEAD, POST, not PUT"),
+        ("POST", "/similar?item=10", {}, 405, "/similar takes GET, HEAD, not POST"),
         ("GET", "/", {}, 404, "there is no / here"),
         ("GET", "/" + "x" * 9000, {}, 404, "there is no /xxx"),
         ("GET", "/health/", {}, 404, "there is no /health/ here"),
@@ -230,6 +233,27 @@ def test_errors_have_one_form(method: str, url: str, sent: dict[str, Any], statu
     assert says in answer.json()["detail"]
     assert len(answer.text) < 1000
     assert status != 405 or answer.headers["allow"] in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/health",
+        "/openapi.json",
+        "/recommendations?user=ann&k=3",
+        "/recommendations?user=nobody",
+        "/recommendations?user=ann&k=3&k=4",
+        "/similar?item=10",
+        "/similar?item=7",
+        "/nowhere",
+    ],
+)
+def test_head_is_get_without_the_body(url: str) -> None:
+    client = Client(APPS["dot"])
+    whole, head = client("GET", url), client("HEAD", url)
+    assert (head.status_code, head.headers) == (whole.status_code, whole.headers)
+    assert int(head.headers["content-length"]) == len(whole.content) > 0
+    assert head.content == b""
 
 
 def test_a_failure_tells_no_secrets_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,9 @@ def configuration_section(runs: Sequence[Measured]) -> str:
 
 def _settings(config: TrainConfig) -> dict[str, str]:
     """Each option as text; those left open as what they come to."""
-    open_options = {
-        "eta": f"{config.eta_in_force} (from rho)", "k": f"{config.rho} (as rho)", "threads": "all cores",
-    }  # fmt: skip
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    values = dataclasses.asdict(config.resolved())
     return {
-        "lambda" if name == "lam" else name: open_options[name] if chosen is None else f"{chosen}"
+        "lambda" if name == "lam" else name: "all cores" if chosen is None else f"{chosen}"
         for name, chosen in values.items()
     }
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,12 @@ def test_help_has_examples(command: str) -> None:
     assert f"drm-triton {command}" in out.split("Examples:")[1]
 
 
+@pytest.mark.parametrize("command", ["evaluate", "recommend", "similar", "export", "report", "serve"])
+def test_a_run_is_called_run(command: str) -> None:
+    usage = call(command, "--help")[1].split("Usage:")[1].splitlines()[0]
+    assert re.search(r"\bRUN\b", usage)
+
+
 @pytest.mark.parametrize("command", commands())
 def test_a_wrong_option_is_a_usage_error(command: str) -> None:
     code, out, err = call(*command.split(), "--no-such-option")
@@ -106,7 +113,7 @@ def test_failure_is_exit_code_1(command: str, monkeypatch: pytest.MonkeyPatch) -
     data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=20)
     data.save("data")
     DRM(factors=2, epochs=1).fit(data, run="run")
-    Path("run/metrics.jsonl").write_text("{")
+    Path("run/metrics.jsonl").write_text("{\n")
     monkeypatch.setattr(doctor, "_ask", lambda *question: {})
     code, out, err = call(*FAILURE[command])
     assert code == 1

@@ -51,6 +51,9 @@ def offered(place: Path, line: str, shell: str = "bash", **environment: str) -> 
         ("evaluate runs/other --dataset ml", ["ml-1m"]),
         ("recommend runs/o", ["runs/other"]),
         ("recommend elsewhere/", []),  # left to the shell
+        ("report runs/m", ["runs/melon-dot", "runs/melon-l2"]),
+        ("report runs/other runs/m", ["runs/melon-dot", "runs/melon-l2"]),
+        ("report runs/other --dataset ml", ["ml-1m"]),
         ("export ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
         ("export runs/other --to ", ["npz", "parquet", "faiss", "hnswlib"]),
         ("prepare me", ["melon"]),

@@ -116,6 +116,19 @@ def test_options_reach_the_model(run: Path, model: DRM, tmp_path: Path) -> None:
     assert [row["user"] for row in rows("recommend", run, "--users", users, "-k", 1)] == [user, "u2"]
 
 
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_lists_that_are_empty_are_told_of(run: Path, model: DRM, tmp_path: Path, form: str) -> None:
+    user, only = model.interactions.user_ids[0], tmp_path / "only.txt"
+    seen = model.interactions.item_ids[model.interactions.train.row(0)].to_list()
+    only.write_text("\n".join(map(str, seen)))
+    asked = ["recommend", run, "--user", user, "--only", only, "--format", form]
+    code, out, errors = call(*asked)
+    assert (code, errors.count("\n")) == (0, 1)
+    assert errors.startswith("warning: there is nothing to recommend: ")
+    assert {"table": "", "json": "[]\n", "csv": "user,rank,item,score,title\n"}[form] == out
+    assert call(*asked, "--include-seen")[2] == ""
+
+
 def test_liked_items_of_a_new_person(run: Path, model: DRM) -> None:
     liked = model.interactions.item_ids[[5, 60, 99]].to_list()
     expected = model.recommend_from({"you": liked}, k=4)

@@ -93,6 +93,19 @@ def test_each_thing_can_be_asked(saved: Path, port: int) -> None:
     assert ask(port, "DELETE", "/health")[0] == 405
 
 
+def test_head_over_a_connection_that_goes_on(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("HEAD", "/health")
+    head = connection.getresponse()
+    assert (head.status, head.read()) == (200, b"")
+    connection.request("GET", "/health")  # a body after the head would now be taken for the answer
+    answer = connection.getresponse()
+    text = answer.read()
+    assert (answer.status, json.loads(text)["status"]) == (200, "ok")
+    assert head.getheader("content-length") == str(len(text))
+    connection.close()
+
+
 def received(connection: socket.socket) -> bytes:
     answer = b""
     while not answer.endswith(b"}"):

@@ -12,7 +12,9 @@ import pytest
 
 from drm_triton import Dataset
 from drm_triton.cli import main
+from drm_triton.cli.train import HEADLINE
 from drm_triton.data.synthetic import Shape, generate
+from drm_triton.run import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,13 @@ def test_flags_override_the_file_and_unknown_keys_are_errors(stored: Path, tmp_p
     data = Dataset.load(stored)
     assert plan["memory_bytes"]["factors"] == 4 * 6 * (data.n_users + data.n_items)
     assert plan["data"]["train"] == data.train.nnz
+    code, _, errors = call("train", "-d", stored, "--config", file, "--factors", 0)
+    assert (code, errors) == (2, "error: factors must be at least 1, got 0\n")
+    file.write_text("lam = 2\nlambda = 2\n")
+    for command in ("train", "tune"):
+        code, _, errors = call(command, "-d", stored, "--config", file)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert f"{file}: both 'lam' and 'lambda' are given" in errors
     file.write_text("epoch = 3\n")
     code, _, errors = call("train", "-d", stored, "--config", file)
     assert code == 2
@@ -125,6 +134,24 @@ def test_resume_adds_epochs_at_a_constant_rate(stored: Path, tmp_path: Path) -> 
     assert json.loads(out)["epochs"] == 3
 
 
+def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
+    path, options = tmp_path / "run", ["--factors", 4, "--schedule", "constant", "--lr", 1, "--epochs", 4]
+    code, out, _ = call("train", "-d", stored, "--run", path, *options, "--json")
+    first = json.loads(out)
+    assert (code, first["epochs"]) == (0, 4)
+    code, out, _ = call("train", "--resume", path, "--json")
+    assert (code, json.loads(out)) == (0, first)
+    code, out, _ = call("train", "--resume", path)
+    assert out == f"trained {path} (best epoch: " + ", ".join(f"{n} {first[n]:.4f}" for n in HEADLINE) + ")\n"
+    # More epochs, of which none is better, do not hide the best one.
+    records = read_metrics(path)
+    best = max(records, key=lambda record: record["valid/ndcg@10"])
+    best["valid/ndcg@10"] = 1.0
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    code, out, _ = call("train", "--resume", path, "--epochs", 5, "--json")
+    assert (code, json.loads(out)["epochs"], json.loads(out)["valid/ndcg@10"]) == (0, 5, 1.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,6 +164,7 @@ def test_resume_adds_epochs_at_a_constant_rate(stored: Path, tmp_path: Path) -> 
         (["train", "--resume", "{data}"], "is not a run directory"),
         (["evaluate", "{data}"], "no model there"),
         (["evaluate", "{run}", "--on", "train"], "--on must be valid or test"),
+        (["evaluate", "{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
         (["evaluate", "{run}", "--k", "0"], "--k takes cut-offs from 1 to 1000"),
         (["evaluate", "{run}", "--k", "ten"], "--k takes cut-offs from 1 to 1000"),
     ],
@@ -151,6 +179,25 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert message in errors
     assert errors.count("\n") == 1
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--backend", "triton"], "triton cannot be used"),
+        (["--seed", 2**63], "seed must be below 2^63"),
+        (["--tau", "1e-33"], "tau must be from 1e-32 to 1e+32"),
+        (["--tau", "1e33"], "tau must be from 1e-32 to 1e+32"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_no_directory(
+    options: list[object], message: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code, _, errors = call("train", "-d", stored, "--run", tmp_path / "runs" / "new", *options)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert message in errors
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluate_prints_a_table_beside_popularity(run: Path) -> None:
@@ -168,9 +215,18 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     means = json.loads(out)
     assert {"ndcg@5", "map@5", "map_k@5", "recall@20", "popularity"} <= means.keys()
     per_user = pl.read_parquet(file)
+    groups = means["by_activity"]
+    assert len(groups) > 1
+    assert sum(group["users"] for group in groups) == means["users"]
+    for group in groups:
+        members = per_user.filter(pl.col("n_train").is_between(group["min_train"], group["max_train"]))
+        assert len(members) == group["users"]
+        assert group.keys() == {"users", "min_train", "max_train", *(name for name in per_user.columns if "@" in name)}
+        assert all(math.isclose(group[name], members[name].mean()) for name in group if "@" in name)
     assert per_user["user"].str.starts_with("u").all()
     assert math.isclose(per_user["ndcg@5"].mean(), means["ndcg@5"])
     assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
+    assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
     assert "mean ndcg@10 by training interactions" in out
 

@@ -112,6 +112,8 @@ def test_when_every_trial_fails(stored: Path, tmp_path: Path, capsys: pytest.Cap
         (["-d", "nowhere"], "no data set at nowhere"),
         (["-d", "{data}", "--metric", "auc"], "must be a metric such as ndcg@10"),
         (["-d", "{data}", "--tau", "0"], "tau must be positive and finite, got 0"),
+        (["-d", "{data}", "--seconds", "-1"], "--seconds must be at least 0, got -1"),
+        (["-d", "{data}", "--seconds", "nan"], "--seconds must be at least 0, got nan"),
         (["-d", "{data}", "--study", "{data}"], "exists and is not a study"),
         (["-d", "{data}", "--space", "missing.toml"], "missing.toml: no such configuration file"),
         (["-d", "{data}", "--space", "bad.toml"], "bad.toml: unknown configuration key 'facters'; did you mean"),
