@@ -25,8 +25,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"lr": 0.1},
     {"lr": 0.4},
     {"batch_size": 16},  # nearly an update per list
-    {"batch_size": 256},
     {"batch_size": 8192},
+    {"share": 1},
+    {"share": 128},
     {"user_sampling": "uniform"},
     {"rho": 3},
     {"rho": 3, "lambda": 3.0},

@@ -203,8 +203,8 @@ def cases(quick: bool = False) -> Iterator[Case]:
     """Every kernel with the compile-time values its launcher chooses: over the paper's grid, or once each."""
     from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
 
-    for name in ("proportional",) if quick else ("proportional", "uniform"):
-        blocks: dict[str, Any] = {**sampling.BLOCKS, "PROPORTIONAL": name == "proportional"}
+    for name in ("shared",) if quick else ("proportional", "uniform", "shared"):
+        blocks: dict[str, Any] = {**sampling.BLOCKS, "PROPORTIONAL": name != "uniform", "SHARING": name == "shared"}
         yield Case("sample", sampling._sample_kernel, blocks, labels={"variant": name})
 
     for score in SCORES:

@@ -37,8 +37,8 @@ from drm_triton.data.synthetic import Shape, generate
 from drm_triton.evaluate import csr_tensors, evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.lists import score_items
 from drm_triton.kernels.cpu.jit import inline
+from drm_triton.kernels.cpu.lists import score_items
 from drm_triton.kernels.interface import ListPlan
 from drm_triton.trainer import initial_state, objective_of
 

@@ -32,23 +32,23 @@ class _Cache(FunctionCache):
         return (*super()._index_key(sig, codegen), _SOURCES)
 
 
-def inline(function: Callable, fastmath: set[str] = FASTMATH) -> Any:
+def inline(function: Callable, **options: Any) -> Any:
     """Compile a function that only other compiled functions call, and that allocates nothing.
 
     It is always inlined, and without Numba's run time for memory: otherwise every view of an array that it takes counts
     references, atomically, which was a fifth of the time of short lists.
     """
-    return njit(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=True, _nrt=False)(function)
+    return allocating(function, forceinline=True, _nrt=False, **options)
 
 
 def inline_finite(function: Callable) -> Any:
     """The same for a function that sees no NaN: the least or largest of many is then found in vector registers."""
-    return inline(function, FASTMATH | {"nnan"})
+    return inline(function, fastmath=FASTMATH | {"nnan"})
 
 
-def allocating(function: Callable) -> Any:
+def allocating(function: Callable, **options: Any) -> Any:
     """Compile a function that may allocate arrays."""
-    return njit(nogil=True, fastmath=FASTMATH, error_model="numpy")(function)
+    return njit(**{"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", **options})(function)
 
 
 def kernel(function: Callable) -> Any:
