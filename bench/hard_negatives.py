@@ -29,9 +29,12 @@ CANDIDATES = 180
 
 def with_hard_negatives(ops: ModuleType, state: State) -> ModuleType:
     """The operations, with lists that keep the best scored of CANDIDATES negatives."""
+    wide: list[ListPlan] = []  # the plan with CANDIDATES negatives, made once
 
     def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        users, items = ops.sample_lists(dataclasses.replace(plan, eta=CANDIDATES), epoch, start, stop)
+        if not wide:
+            wide.append(dataclasses.replace(plan, eta=CANDIDATES))
+        users, items = ops.sample_lists(wide[0], epoch, start, stop)
         negatives = items[:, plan.rho :]
         scores = torch.bmm(state.V[negatives.long()], state.U[users.long()][:, :, None]).squeeze(2)
         hardest = scores.topk(plan.eta, dim=1).indices
@@ -71,7 +74,7 @@ def main() -> None:
     data = {name: Dataset.load(prepared(name, args.data)) for name in sets}
     variants: dict[str, tuple[bool, dict[str, Any]]] = {
         "45 uniform": (False, {"eta": 45}),
-        f"hardest 45 of {CANDIDATES}": (True, {"eta": 45}),
+        f"hardest 45 of {CANDIDATES}": (True, {"eta": 45, "share": 1}),  # what is hardest differs from user to user
         f"{CANDIDATES} uniform": (False, {"eta": CANDIDATES}),
     }
     for label, (hard, options) in variants.items():

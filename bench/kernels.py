@@ -38,10 +38,11 @@ from torch import Tensor
 from drm_triton.bench import rivals
 from drm_triton.bench.kernels_report import plot, show
 from drm_triton.bench.record import RESULTS, Row, environment, race, save
+from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.jit import inline
+from drm_triton.kernels.cpu.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.cpu.topk import BLOCK, QUERIES, WIDTH, score_panel
 from drm_triton.kernels.interface import ListPlan, Objective
@@ -85,7 +86,9 @@ def factors(rows: int, d: int, device: str, seed: int) -> Tensor:
     return (torch.randn(rows, d, generator=g) / (4 * d**0.5)).to(device)
 
 
-def make_plan(n_items: int, rho: int, eta: int, device: str, users: int = Sizes.users) -> ListPlan:
+def make_plan(
+    n_items: int, rho: int, eta: int, device: str, users: int = Sizes.users, share: int = TrainConfig.share
+) -> ListPlan:
     """Interactions of SketchFab's number per user, their sizes log-normal, some items far more popular than others."""
     rng = np.random.default_rng(0)
     degree = np.clip(rng.lognormal(np.log(INTERACTIONS_PER_USER) - 0.5, 1, users), 1, 2000).astype(int)
@@ -93,7 +96,8 @@ def make_plan(n_items: int, rho: int, eta: int, device: str, users: int = Sizes.
     rows = [np.unique(order[(n_items * rng.random(size) ** 2).astype(int)]) for size in degree]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     indices = np.concatenate(rows)
-    return ListPlan(torch.from_numpy(indptr).to(device), torch.from_numpy(indices).to(device), n_items, rho, eta)
+    csr = torch.from_numpy(indptr).to(device), torch.from_numpy(indices).to(device)
+    return ListPlan(*csr, n_items, rho, eta, share=share)
 
 
 def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, float]:
@@ -147,7 +151,7 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
     ]
 
 
-@inline
+@allocating
 def fma_rounds(rounds, queries, panel, thresholds, tile, hits):  # type: ignore[no-untyped-def]
     for _ in range(rounds):
         score_panel(queries, 0, DEPTH, panel, 0, thresholds, tile, hits)
@@ -187,13 +191,16 @@ def step(size: Sizes, quick: bool) -> list[Row]:
     """
     ours, device = backend()
     n, d, rho = size.n, size.factors, size.rho
-    plan = make_plan(size.items, size.rho, size.eta, device, size.users)
+    plan, own_plan = (
+        make_plan(size.items, size.rho, size.eta, device, size.users, share) for share in (TrainConfig.share, 1)
+    )
     U, V = factors(size.users, d, device, 1), factors(size.items, d, device, 2)
     rows = []
     for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
-        users, items = ours.sample_lists(plan, 1, 0, B)
+        users, items = ours.sample_lists(own_plan, 1, 0, B)
         runners: dict[str, Callable[[], object]] = {
             "ours": rivals.backend_step(ours, plan, U, V, Objective(rho), B),
+            "ours, share 1": rivals.backend_step(ours, own_plan, U, V, Objective(rho), B),
             "torch, dense gradients": rivals.torch_step(U, V, users, items, rho, sparse=False),
             "torch, sparse gradients": rivals.torch_step(U, V, users, items, rho, sparse=True),
         }
@@ -302,7 +309,7 @@ def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, tuple[float
     """Median time of each operation of a step at these sizes, and the rows touched per list."""
     ours, device = backend()
     B, n, N, d, K = (sizes[key] for key in ("B", "n", "items", "d", "K"))
-    plan = make_plan(N, size.rho, n - size.rho, device, size.users)
+    plan = make_plan(N, size.rho, n - size.rho, device, size.users, share=1)
     U, V = factors(size.users, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
     state = torch.ones_like(V)
     users, items = ours.sample_lists(plan, 0, 0, B)

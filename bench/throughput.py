@@ -5,18 +5,20 @@
 
 Work of one list (n = rho + eta items, d factors): two gathers of n d floats (scores and user gradient share one; the
 update of the items gathers users' rows), about 6 n d multiply-adds and 8 n^2 operations for the pairs. Every negative
-drawn is scored, ranked, and its row updated.
+drawn is scored, ranked, and its row updated. By default groups of lists share their draws, and read these rows once for
+all; "share 1" draws them for each list anew.
 
 WARP does less: it draws negatives until one violates the margin, scores them, and updates that one alone. It is given
 as many draws as ours has negatives per positive (max_sampled = eta / rho), and how many it really made is counted on
 the trained model, so that both speeds are told: positives per second, and sampled negatives per second. The limit
-printed last is what the two gathers alone would allow, measured with the same rows and prefetching.
+printed is what the two gathers alone would allow with share 1, measured with the same rows and prefetching.
 
 Evaluation: the 50 best unseen items of all users and the metrics of them, against implicit's ranking_metrics_at_k
 (`bench.kernels` races the ranking alone).
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -34,13 +36,12 @@ from drm_triton.bench import rivals
 from drm_triton.bench.record import RESULTS, Row, environment, race, save
 from drm_triton.data.dataset import CSR
 from drm_triton.data.synthetic import Shape, generate
-from drm_triton.evaluate import csr_tensors, evaluate, factor_ranker
+from drm_triton.evaluate import evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.jit import inline
+from drm_triton.kernels.cpu.jit import allocating
 from drm_triton.kernels.cpu.lists import score_items
-from drm_triton.kernels.interface import ListPlan
-from drm_triton.trainer import initial_state, objective_of
+from drm_triton.trainer import initial_state, list_plan, objective_of
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
@@ -72,7 +73,7 @@ def mean_draws(model: Any, train: CSR, draws: int, sample: int = 3000) -> float:
     return float(((1 - (1 - p) ** draws) / p).mean())
 
 
-@inline
+@allocating
 def gather_lists(start, stop, U, V, users, items, scores):  # type: ignore[no-untyped-def]
     """Read the rows of the lists, once; the scores keep the reading from being optimised away."""
     for b in range(start, stop):
@@ -132,13 +133,14 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     """Positives and sampled negatives per second of each trainer."""
     ops, device = get_backend("cpu"), torch.device("cpu")
     config = TrainConfig(factors=factors, rho=rho, eta=eta, init="normal")
-    plan = ListPlan(*csr_tensors(train, device), train.shape[1], rho, eta)
+    plan, own_plan = (list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1))
     state, per_positive = initial_state(config, train, device), eta // rho
-    users, items = ops.sample_lists(plan, 0, 0, BATCH)
+    users, items = ops.sample_lists(own_plan, 0, 0, BATCH)
     warp, epoch = lightfm(train, factors, per_positive)
     times = race(
         {
             "ours": rivals.backend_step(ops, plan, state.U, state.V, objective_of(config), BATCH),
+            "ours, share 1": rivals.backend_step(ops, own_plan, state.U, state.V, objective_of(config), BATCH),
             "plain PyTorch, dense": rivals.torch_step(state.U, state.V, users, items, rho, sparse=False),
             "plain PyTorch, sparse": rivals.torch_step(state.U, state.V, users, items, rho, sparse=True),
             "LightFM WARP": epoch,

@@ -210,7 +210,7 @@ def _toy(
     # Adagrad's sums start above 0: from 0 its first step is the sign of the gradient, and turns rounding into steps.
     state = State(U, V, torch.full_like(U, 0.1), torch.full_like(V, 0.1))
     config = TrainConfig(factors=FACTORS, score=score, eta=ETA)
-    plan = ListPlan(*seen, N_ITEMS, config.rho, config.eta_in_force)
+    plan = ListPlan(*seen, N_ITEMS, config.rho, config.eta_in_force, share=config.share)
     batches = []
     for step in range(STEPS):
         users_of, items_of = ops.sample_lists(plan, 0, step * BATCH, (step + 1) * BATCH)

@@ -32,23 +32,22 @@ class _Cache(FunctionCache):
         return (*super()._index_key(sig, codegen), _SOURCES)
 
 
-def inline(function: Callable, **options: Any) -> Any:
+def inline(function: Callable) -> Any:
     """Compile a function that only other compiled functions call, and that allocates nothing.
 
     It is always inlined, and without Numba's run time for memory: otherwise every view of an array that it takes counts
     references, atomically, which was a fifth of the time of short lists.
     """
-    return allocating(function, forceinline=True, _nrt=False, **options)
+    return _compiled(function, forceinline=True, _nrt=False)
 
 
-def inline_finite(function: Callable) -> Any:
-    """The same for a function that sees no NaN: the least or largest of many is then found in vector registers."""
-    return inline(function, fastmath=FASTMATH | {"nnan"})
-
-
-def allocating(function: Callable, **options: Any) -> Any:
+def allocating(function: Callable) -> Any:
     """Compile a function that may allocate arrays."""
-    return njit(**{"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", **options})(function)
+    return _compiled(function)
+
+
+def _compiled(function: Callable, **options: Any) -> Any:
+    return njit(nogil=True, fastmath=FASTMATH, error_model="numpy", **options)(function)
 
 
 def kernel(function: Callable) -> Any:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from drm_triton.kernels.cpu.jit import allocating, inline, prefetch_row
-from drm_triton.kernels.cpu.softsort import KEPT, all_finite, largest, least, pad, relaxed_topk, relaxed_topk_gradient
-from drm_triton.kernels.cpu.vectors import LANES, padded
+from drm_triton.kernels.cpu.softsort import KEPT, all_finite, pad, relaxed_topk, relaxed_topk_gradient
+from drm_triton.kernels.cpu.vectors import LANES, largest, least, padded
 
 f32 = np.float32
 NAN = f32(np.nan)

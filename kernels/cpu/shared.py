@@ -121,75 +121,87 @@ def gradients_of_groups(start, stop, share, U, V, users, items, l2, loss, scores
         group_gradient(i * share, share, U, V, users, items, l2, loss, scratch, group, scores, losses, g, user_grad)
 
 
+class Entries(NamedTuple):
+    """What `update_rows` adds: entry e is coef[e] x - pull[e] row for the row rows[e], the second part under l2 only.
+
+    x is sums[at[e]], or X[~at[e]] where at[e] is negative.
+    """
+
+    rows: np.ndarray  # int32 [E]
+    coef: np.ndarray  # float32 [E]
+    pull: np.ndarray  # float32 [E]
+    at: np.ndarray  # int32 [E]
+    X: np.ndarray  # float32 [*, d]
+    sums: np.ndarray  # float32 [*, d]
+
+
 @kernel
-def count_entries(start, stop, share, rows, counts):
-    """counts[i] = entries that group i leaves, for groups start .. stop - 1."""
+def count_singles(start, stop, share, rows, counts):
+    """counts[i] = positions in group i that do not name the row that its first list does; groups start .. stop - 1."""
     for i in range(start, stop):
-        first = i * share
-        counts[i] = rows.shape[1]
+        first, count = i * share, 0
         for b in range(first + 1, min(first + share, rows.shape[0])):
             for j in range(rows.shape[1]):
-                counts[i] += rows[b, j] != rows[first, j]
+                count += rows[b, j] != rows[first, j]
+        counts[i] = count
 
 
 @inline
-def fill_group(first, share, entry, rows, coef, X, source, common, block, product, row_of, pull, sums):
-    """Write the entries of lists first .. first + share - 1, from number `entry` on; common to product: scratch."""
-    size, n, d = min(share, rows.shape[0] - first), rows.shape[1], X.shape[1]
-    leading, single = rows[first], entry + n
+def fill_group(group, share, single, rows, coef, source, common, block, product, entries):
+    """Write the entries of a group, those for positions that differ from number `single` on; common, ...: scratch."""
+    first, n, X = group * share, rows.shape[1], entries.X
+    size, d, entry = min(share, rows.shape[0] - first), X.shape[1], group * n
+    leading = rows[first]
     for t in range(size):
-        own, own_coef, part, x = rows[first + t], coef[first + t], block[t], X[source[first + t]]
+        own, own_coef, origin, part, shared = rows[first + t], coef[first + t], source[first + t], block[t], common[t]
+        x = X[origin]
         for c in range(d):
             part[c] = x[c]
         for j in range(n):
-            common[t, j] = own_coef[j]
+            shared[j] = own_coef[j]
         for j in range(n):
             if own[j] != leading[j]:
-                common[t, j] = f32(0)
-                row_of[single], pull[single], total = own[j], own_coef[j], sums[single]
-                for c in range(d):
-                    total[c] = own_coef[j] * x[c]
+                shared[j] = f32(0)
+                entries.rows[single], entries.at[single] = own[j], ~origin
+                entries.coef[single] = entries.pull[single] = own_coef[j]
                 single += 1
     multiply(common, 1, common.shape[1], block, size, product)
     for j in range(n):
-        row_of[entry + j], pull[entry + j] = leading[j], f32(0)
-        total, part = sums[entry + j], product[j]
+        total, part = entries.sums[entry + j], product[j]
         for c in range(d):
             total[c] = part[c]
+        entries.rows[entry + j], entries.at[entry + j] = leading[j], entry + j
+        entries.coef[entry + j], entries.pull[entry + j] = f32(1), f32(0)
     for t in range(size):
         for j in range(n):
-            pull[entry + j] += common[t, j]
+            entries.pull[entry + j] += common[t, j]
 
 
 @kernel
-def fill_entries(start, stop, share, rows, coef, X, source, position, row_of, pull, sums):
-    """Write the entries of groups start .. stop - 1: their rows, sums of coef x, and sums of coef."""
-    high, wide = padded(rows.shape[1], ROWS), padded(X.shape[1], LANES)
+def fill_entries(start, stop, share, rows, coef, source, position, entries):
+    """Write the entries of groups start .. stop - 1."""
+    high, wide = padded(rows.shape[1], ROWS), padded(entries.X.shape[1], LANES)
     common, block = np.zeros((share, high), np.float32), np.zeros((share, wide), np.float32)
     product = np.empty((high, wide), np.float32)
-    for i in range(start, stop):
-        first, entry = i * share, position[i]
-        fill_group(first, share, entry, rows, coef, X, source, common, block, product, row_of, pull, sums)
+    for group in range(start, stop):
+        fill_group(group, share, position[group], rows, coef, source, common, block, product, entries)
 
 
-def sum_shared(
-    rows: np.ndarray, coef: np.ndarray, X: np.ndarray, source: np.ndarray, share: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fewer entries with the same sums for each row.
+def sum_shared(rows: np.ndarray, coef: np.ndarray, X: np.ndarray, source: np.ndarray, share: int) -> Entries:
+    """One entry for each position of a group, and one for each list that names another row there.
 
     Parameters
     ----------
     rows : int32 [B, n]; coef : float32 [B, n]; X : float32 [*, d]; source : int32 [B]
-
-    Returns
-    -------
-    rows : int32 [E]; pull : float32 [E], sums of coef; sums : float32 [E, d], those of coef[b, j] X[source[b]]
     """
-    groups = -(-len(rows) // share)
+    groups, n = -(-len(rows) // share), rows.shape[1]
     counts = np.empty(groups, np.int64)
-    threads.split(count_entries, groups, 16, share, rows, counts)
-    position = counts.cumsum() - counts
-    E = int(counts.sum())
-    row_of, pull, sums = np.empty(E, np.int32), np.empty(E, np.float32), np.empty((E, X.shape[1]), np.float32)
-    threads.split(fill_entries, groups, 16, share, rows, coef, X, source, position, row_of, pull, sums)
-    return row_of, pull, sums
+    threads.split(count_singles, groups, 16, share, rows, counts)
+    E = groups * n + int(counts.sum())
+    position = E - counts[::-1].cumsum()[::-1]  # after the entries of all groups
+    entries = Entries(
+        np.empty(E, np.int32), np.empty(E, f32), np.empty(E, f32), np.empty(E, np.int32), X,
+        np.empty((groups * n, X.shape[1]), f32),
+    )  # fmt: skip
+    threads.split(fill_entries, groups, 16, share, rows, coef, source, position, entries)
+    return entries

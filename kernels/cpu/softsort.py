@@ -27,8 +27,8 @@ from torch import Tensor
 
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import view
-from drm_triton.kernels.cpu.jit import inline, inline_finite, kernel
-from drm_triton.kernels.cpu.vectors import LANES, padded, sum_above, sum_pairs
+from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.cpu.vectors import LANES, largest, least, padded, sum_above, sum_pairs
 from drm_triton.kernels.interface import FLOATS, check_softsort
 
 KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
@@ -74,24 +74,6 @@ def _exp(x):
         return value if x >= SMALLEST else f32(0)
 
     return exp_float32
-
-
-@inline_finite
-def least(s):
-    """Smallest of the numbers s, none of them NaN."""
-    value = s[0]
-    for j in range(s.size):
-        value = min(value, s[j])
-    return value
-
-
-@inline_finite
-def largest(s):
-    """Largest of the numbers s, none of them NaN."""
-    value = s[0]
-    for j in range(s.size):
-        value = max(value, s[j])
-    return value
 
 
 @inline

@@ -60,7 +60,7 @@ def score_panel(context, queries, row, depth, panels, panel, thresholds, tile, h
                     totals.append(builder.fadd(sums[q * VECTORS + v], product, flags=FUSED))
             return totals
 
-        totals = at.loop(depth, 1, QUERIES * VECTORS, step)
+        totals = at.loop(depth, 1, QUERIES * VECTORS * [at.zero], step)
         anything = i64(0)
         for q in range(QUERIES):
             threshold = at.splat(at.load(5, i64(q)))

@@ -17,7 +17,7 @@ from torch import Tensor
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.shared import sum_shared
+from drm_triton.kernels.cpu.shared import Entries, sum_shared
 from drm_triton.kernels.interface import ADAGRAD_EPS, INT32, Score, check_update
 
 f32 = np.float32
@@ -67,22 +67,25 @@ def sort_bucket(keys, spare, bits, counts):
 
 
 @inline
-def sum_entries(keys, coef, pull, X, source, group, grad):
-    """Sum into grad the coef[e] * x of the entries of one row; return the sum of their pulls."""
-    d = grad.size
+def sum_entries(keys, entries, grad):
+    """Sum into grad the coef * x of the entries of one row; return the sum of their pulls."""
+    coef, pull, at, X, sums, d = entries.coef, entries.pull, entries.at, entries.X, entries.sums, grad.size
     grad[:] = f32(0)
     total = f32(0)
     full = keys.size & ~3
     for e in range(0, full, 4):
         e0, e1, e2, e3 = keys[e] & ENTRY, keys[e + 1] & ENTRY, keys[e + 2] & ENTRY, keys[e + 3] & ENTRY
         c0, c1, c2, c3 = coef[e0], coef[e1], coef[e2], coef[e3]
-        x0, x1, x2, x3 = X[source[e0 // group]], X[source[e1 // group]], X[source[e2 // group]], X[source[e3 // group]]
+        x0 = sums[at[e0]] if at[e0] >= 0 else X[~at[e0]]
+        x1 = sums[at[e1]] if at[e1] >= 0 else X[~at[e1]]
+        x2 = sums[at[e2]] if at[e2] >= 0 else X[~at[e2]]
+        x3 = sums[at[e3]] if at[e3] >= 0 else X[~at[e3]]
         total += (pull[e0] + pull[e1]) + (pull[e2] + pull[e3])
         for c in range(d):
             grad[c] += (c0 * x0[c] + c1 * x1[c]) + (c2 * x2[c] + c3 * x3[c])
     for e in range(full, keys.size):
         e0 = keys[e] & ENTRY
-        c0, x0 = coef[e0], X[source[e0 // group]]
+        c0, x0 = coef[e0], sums[at[e0]] if at[e0] >= 0 else X[~at[e0]]
         total += pull[e0]
         for c in range(d):
             grad[c] += c0 * x0[c]
@@ -104,7 +107,7 @@ def step_row(row, state, grad, lr):
 
 
 @inline
-def update_bucket(keys, spare, bits, counts, table, state, coef, pull, X, source, group, lr, l2, grad):
+def update_bucket(keys, spare, bits, counts, table, state, entries, lr, l2, grad):
     """Sort the keys of a bucket and update their rows; counts and grad are scratch."""
     ordered = spare if sort_bucket(keys, spare, bits, counts) else keys
     first = 0
@@ -118,7 +121,7 @@ def update_bucket(keys, spare, bits, counts, table, state, coef, pull, X, source
                 prefetch_row(table, ordered[e] >> 32)
                 prefetch_row(state, ordered[e] >> 32)
         row = table[index]
-        total = sum_entries(ordered[first:last], coef, pull, X, source, group, grad)
+        total = sum_entries(ordered[first:last], entries, grad)
         if l2:
             for c in range(row.size):
                 grad[c] = f32(2) * (grad[c] - total * row[c])
@@ -127,15 +130,13 @@ def update_bucket(keys, spare, bits, counts, table, state, coef, pull, X, source
 
 
 @kernel
-def update_buckets(start, stop, bounds, bits, keys, spare, table, state, coef, pull, X, source, group, lr, l2):
+def update_buckets(start, stop, bounds, bits, keys, spare, table, state, entries, lr, l2):
     """Sort buckets start .. stop - 1 and update their rows."""
     counts = np.empty(257, np.int64)
     grad = np.empty(table.shape[1], np.float32)
     for bucket in range(start, stop):
         low, high = bounds[bucket], bounds[bucket + 1]
-        update_bucket(
-            keys[low:high], spare[low:high], bits, counts, table, state, coef, pull, X, source, group, lr, l2, grad
-        )
+        update_bucket(keys[low:high], spare[low:high], bits, counts, table, state, entries, lr, l2, grad)
 
 
 def update_rows(
@@ -169,17 +170,18 @@ def update_rows(
     origin = view(name, "source", source, (None,), INT32)
     if len(rows) == 0:
         return
-    pull, group = factor, len(rows) // len(source)
+    group = len(rows) // len(source)
     if share > 1:
-        row_ids, pull, inputs = sum_shared(row_ids.reshape(-1, group), factor.reshape(-1, group), inputs, origin, share)
-        factor, origin, group = np.ones(len(pull), np.float32), np.arange(len(pull), dtype=np.int32), 1
+        entries = sum_shared(row_ids.reshape(-1, group), factor.reshape(-1, group), inputs, origin, share)
+    else:
+        entries = Entries(row_ids, factor, factor, np.repeat(~origin, group), inputs, np.empty((0, X.shape[1]), f32))
 
-    E, bits = len(row_ids), max(1, (len(table) - 1).bit_length())
+    E, bits = len(entries.rows), max(1, (len(table) - 1).bit_length())
     bucket_bits = min(bits, MAX_BUCKET_BITS, max(0, E.bit_length() - 7))  # about a hundred entries in each, or more
     shift, n_buckets = bits - bucket_bits, 1 << bucket_bits
     chunks = max(1, min(threads.n_threads(), E >> 14))
     edges = [E * i // chunks for i in range(chunks + 1)]
-    spans = [row_ids[a:b] for a, b in pairwise(edges)]
+    spans = [entries.rows[a:b] for a, b in pairwise(edges)]
     counts = np.empty((chunks, n_buckets), np.int64)
     threads.run(partial(count_buckets, span, shift, count) for span, count in zip(spans, counts, strict=True))
     # Within a bucket, chunks follow each other: the order of entries survives.
@@ -192,23 +194,6 @@ def update_rows(
     cuts = np.searchsorted(bounds, np.arange(parts + 1) * E // parts)
     cuts[0], cuts[-1] = 0, n_buckets
     threads.run(
-        partial(
-            update_buckets,
-            a,
-            b,
-            bounds,
-            shift,
-            keys,
-            spare,
-            factors,
-            squares,
-            factor,
-            pull,
-            inputs,
-            origin,
-            group,
-            f32(lr),
-            score == "l2",
-        )
+        partial(update_buckets, a, b, bounds, shift, keys, spare, factors, squares, entries, f32(lr), score == "l2")
         for a, b in pairwise(cuts.tolist())
     )

@@ -1,4 +1,4 @@
-"""Sums that stay in vector registers, which no loop in Numba can be made to do: small products of matrices, and pairs.
+"""What stays in vector registers, as no loop in Numba can be made to: small products of matrices, pairs, and extremes.
 
 Arrays are padded to whole vectors. Float64, for checks and not for speed, has half as many numbers in a vector.
 """
@@ -58,19 +58,19 @@ class VectorBuilder:
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(lane, undefined, zeros)
 
-    def loop(self, stop, step, totals, body):
-        """Loop over range(0, stop, step), at least once; body(index, sums) gives the next sums, which start at 0."""
+    def loop(self, stop, step, starts, body):
+        """Loop over range(0, stop, step), at least once; body(index, vectors) gives the next vectors, from `starts`."""
         builder = self.builder
         entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
         builder.branch(loop)
         builder.position_at_end(loop)
-        index, sums = builder.phi(self.i64), [builder.phi(self.vector) for _ in range(totals)]
-        results, following = body(index, sums), builder.add(index, self.i64(step))
+        index, vectors = builder.phi(self.i64), [builder.phi(self.vector) for _ in starts]
+        results, following = body(index, vectors), builder.add(index, self.i64(step))
         index.add_incoming(self.i64(0), entry)
         index.add_incoming(following, loop)
-        for total, result in zip(sums, results, strict=True):
-            total.add_incoming(self.zero, entry)
-            total.add_incoming(result, loop)
+        for vector, start, result in zip(vectors, starts, results, strict=True):
+            vector.add_incoming(start, entry)
+            vector.add_incoming(result, loop)
         builder.cbranch(builder.icmp_signed("<", following, stop), loop, done)
         builder.position_at_end(done)
         return results
@@ -97,7 +97,7 @@ def _tile(l2: bool):
                         totals.append(builder.fadd(total, builder.fmul(a, b, flags=FUSED), flags=FUSED))
                 return totals
 
-            for i, total in enumerate(at.loop(depth, 1, ROWS, step)):
+            for i, total in enumerate(at.loop(depth, 1, ROWS * [at.zero], step)):
                 at.store(total, 8, builder.add(corner, builder.mul(width, at.i64(i))))
             return context.get_dummy_value()
 
@@ -137,6 +137,58 @@ def padded(size, to):
     return (size + to - 1) // to * to
 
 
+def _extreme(relation: str):
+    @intrinsic
+    def extreme(context, x, n):
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args)
+            last = builder.sub(args[1], at.i64(at.lanes))  # where the last vector begins; it may overlap the one before
+
+            def better(a, b):
+                return builder.select(builder.fcmp_ordered(relation, a, b), a, b)
+
+            def step(index, best):
+                begin = builder.select(builder.icmp_signed("<", index, last), index, last)
+                return [better(at.load(0, begin, at.vector), best[0])]
+
+            (best,) = at.loop(args[1], at.lanes, [at.load(0, at.i64(0), at.vector)], step)
+            half = at.lanes // 2
+            while half > 0:
+                swapped = ir.Constant(ir.VectorType(ir.IntType(32), at.lanes), [i ^ half for i in range(at.lanes)])
+                best = better(best, builder.shuffle_vector(best, best, swapped))
+                half //= 2
+            return builder.extract_element(best, ir.Constant(ir.IntType(32), 0))
+
+        return x.dtype(x, types.int64), build
+
+    return extreme
+
+
+_largest, _least = _extreme(">"), _extreme("<")
+
+
+@inline
+def largest(x):
+    """Largest of the numbers x, none of them NaN."""
+    if x.size >= LANES:
+        return _largest(x, x.size)
+    value = x[0]
+    for j in range(x.size):
+        value = max(value, x[j])
+    return value
+
+
+@inline
+def least(x):
+    """Smallest of the numbers x, none of them NaN."""
+    if x.size >= LANES:
+        return _least(x, x.size)
+    value = x[0]
+    for j in range(x.size):
+        value = min(value, x[j])
+    return value
+
+
 @intrinsic
 def _above_tile(context, s, R, n, first):
     """R_j = sum_l max(0, s_l - s_j) over l < n, for the vector of j that begins at `first`."""
@@ -154,7 +206,7 @@ def _above_tile(context, s, R, n, first):
                 totals.append(builder.fadd(total, above))
             return totals
 
-        a, b, c, d = at.loop(n, UNROLL, UNROLL, step)
+        a, b, c, d = at.loop(n, UNROLL, UNROLL * [at.zero], step)
         at.store(builder.fadd(builder.fadd(a, b), builder.fadd(c, d)), 1, first)
         return context.get_dummy_value()
 
@@ -182,7 +234,7 @@ def _pairs_tile(context, s, G, ds, n, first):
                 totals.append(total)
             return totals
 
-        a, b, c, d = at.loop(n, UNROLL, UNROLL, step)
+        a, b, c, d = at.loop(n, UNROLL, UNROLL * [at.zero], step)
         total = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
         at.store(builder.fadd(at.load(2, first, at.vector), total), 2, first)
         return context.get_dummy_value()
