@@ -2,7 +2,7 @@
 
     python -m bench.defaults --data PATH [--sets lastfm,amazon,citeulike,ml-100k] [--workers 2]
 
-Validation NDCG@10 after training on the training part with seed 0. Each finished training is a line of
+Validation NDCG@10 after training on the training part, the mean of some seeds. Each finished training is a line of
 results/defaults.jsonl, and the command goes on from there; the table is results/defaults.md.
 """
 
@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from drm_triton.bench import quality
 from drm_triton.config import TrainConfig
@@ -52,17 +54,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", default="lastfm,amazon,citeulike,ml-100k")
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--report-only", action="store_true", help="write the table of what is finished")
     args = parser.parse_args()
     sets = args.sets.split(",")
     os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one worker, one core
     base = TrainConfig().to_dict()
-    tasks = [
-        {"set": name, "data": quality.prepared(name, args.data), "model": "DRM", "on": "valid", "seed": 0,
-         "options": {**base, **variant}}
-        for variant in VARIANTS for name in sets
-    ]  # fmt: skip
+    places = {name: quality.prepared(name, args.data) for name in sets}
+
+    def tasks_of(variant: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        task = {"set": name, "data": places[name], "model": "DRM", "on": "valid", "options": {**base, **variant}}
+        return [{**task, "seed": seed} for seed in range(args.seeds)]
+
+    tasks = [task for variant in VARIANTS for name in sets for task in tasks_of(variant, name)]
     if not args.report_only:
         quality.run_all(tasks, args.workers, TRIALS)
     found = {quality.key(result): result["ndcg@10"] for result in quality.finished(TRIALS)}
@@ -70,19 +75,21 @@ def main() -> None:
         f"{key} {value}" for key, value in base.items() if key in ("factors", "rho", "tau", "lambda", "lr")
     )
     lines = [
-        f"Validation NDCG@10, one option changed at a time from the defaults ({defaults}, ...).",
+        f"Validation NDCG@10, mean of {args.seeds} seeds, one option changed at a time from "
+        f"the defaults ({defaults}, ...).",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.defaults`.",
         "",
         "| changed | " + " | ".join(sets) + " | mean ratio to the default |",
         "|---|" + "---|" * (len(sets) + 1),
     ]
-    columns = len(sets)
-    start = [found[quality.key(task)] for task in tasks[:columns]]
-    for number, variant in enumerate(VARIANTS):
-        values = [found.get(quality.key(task)) for task in tasks[number * columns : (number + 1) * columns]]
-        if None in values:  # not finished
+    first: list[float] = []
+    for variant in VARIANTS:
+        trials = [[found.get(quality.key(task)) for task in tasks_of(variant, name)] for name in sets]
+        if any(None in trial for trial in trials):  # not finished
             continue
-        ratio = sum(value / first for value, first in zip(values, start, strict=True)) / columns
+        values = [float(np.mean(trial)) for trial in trials]
+        first = first or values
+        ratio = float(np.mean(np.divide(values, first)))
         name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "nothing"
         lines.append(f"| {name} | " + " | ".join(f"{value:.4f}" for value in values) + f" | {ratio:.3f} |")
     text = "\n".join(lines) + "\n"

@@ -86,7 +86,8 @@ def list_gradients(
         user_rows, item_rows, user_ids, item_ids, objective.score == "l2", loss_of(objective, n, len(V)),
         *(x.numpy() for x in (scores, losses, g, user_grad)),
     )  # fmt: skip
-    if share == 1:
+    share = min(share, B)
+    if share <= 1:
         threads.split(gradients_of_lists, B, 16, *args)
     else:
         threads.split(gradients_of_groups, -(-B // share), 1, share, *args)

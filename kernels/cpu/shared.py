@@ -30,6 +30,7 @@ class Group(NamedTuple):
     scores: np.ndarray  # [padded eta, padded share]
     g: np.ndarray  # [padded share, eta] gradient to these scores
     du: np.ndarray  # [padded share, padded d]
+    singles: np.ndarray  # int64 [eta], positions of one list that differ from the first's
 
 
 @inline
@@ -81,7 +82,7 @@ def group_gradient(first, share, U, V, users, items, l2, loss, scratch, group, s
         negatives, g_negatives, shared = s[rho:], gb[rho:], group.g[t]
         for j in range(eta):
             negatives[j] = group.scores[j, t]
-        singles = scratch.order[: differing(own, leading, scratch.order)]
+        singles = group.singles[: differing(own, leading, group.singles)]
         for i in range(singles.size):
             j = singles[i]
             score_items(u, V, own[j : j + 1], own[j : j + 1], l2, negatives[j : j + 1])
@@ -90,7 +91,6 @@ def group_gradient(first, share, U, V, users, items, l2, loss, scratch, group, s
         add_rows(V, items[b, :rho], gb[:rho], du)
         for j in range(eta):
             shared[j] = g_negatives[j]
-        singles = scratch.order[: differing(own, leading, scratch.order)]  # list_loss has used the room
         for i in range(singles.size):
             j = singles[i]
             add_rows(V, own[j : j + 1], g_negatives[j : j + 1], du)
@@ -116,6 +116,7 @@ def gradients_of_groups(start, stop, share, U, V, users, items, l2, loss, scores
         np.empty((high, across), np.float32),
         np.zeros((padded(share, ROWS), eta), np.float32),
         np.empty((padded(share, ROWS), wide), np.float32),
+        np.empty(eta, np.int64),
     )
     for i in range(start, stop):
         group_gradient(i * share, share, U, V, users, items, l2, loss, scratch, group, scores, losses, g, user_grad)

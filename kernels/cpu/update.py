@@ -170,7 +170,7 @@ def update_rows(
     origin = view(name, "source", source, (None,), INT32)
     if len(rows) == 0:
         return
-    group = len(rows) // len(source)
+    group, share = len(rows) // len(source), min(share, len(source))
     if share > 1:
         entries = sum_shared(row_ids.reshape(-1, group), factor.reshape(-1, group), inputs, origin, share)
     else:

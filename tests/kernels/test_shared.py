@@ -64,6 +64,10 @@ def test_sharing_is_only_a_hint(seed, B, rho, eta, d, share, differing, score):
     assert_same(seed, B, rho, eta, d, share, differing, score)
 
 
+def test_a_group_may_be_larger_than_the_batch():
+    assert_same(5, 10, 1, 9, 8, 2**40, 0.1, "dot")
+
+
 @pytest.mark.parametrize("d", [1, 8, 16, 64, 100, 128])
 @pytest.mark.parametrize("score", ["dot", "l2"])
 def test_every_dimension(d, score):
