@@ -33,13 +33,13 @@ from drm_triton.model import DRM
 from drm_triton.run import csv_text, environment
 from drm_triton.trainer import EpochEnd
 
-# What is searched unless told otherwise: near what bench/quality.py gives DRM.
+# What is searched unless told otherwise: what bench/quality.py gives DRM.
 SPACE: dict[str, list[Any]] = {
     "score": ["dot", "l2"],
     "factors": [32, 64, 128],
-    "eta": [45, 90],
-    "tau": [0.3, 0.5, 1.0],
-    "lambda": [3.0, 10.0, 30.0, 100.0],
+    "eta": [15, 45, 90],
+    "tau": [0.5, 1.0],
+    "lambda": [3.0, 10.0, 30.0],
     "margin": [0.5, 1.0],
     "lr": [0.05, 0.1, 0.2],
     "epochs": [10, 20, 30],

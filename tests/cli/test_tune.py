@@ -55,7 +55,7 @@ def test_progress_on_stderr_and_a_table_whose_command_works(
     code, out, errors = call(capsys, "tune", "-d", stored, "--study", study, *options)
     assert code == 0, errors
     assert "trained on train, to maximise valid/recall@50" in errors
-    assert "  lambda: 3.0, 10.0, 30.0, 100.0\n" in errors
+    assert "  lambda: 3.0, 10.0, 30.0\n" in errors
     progress = [line.split(":")[0] for line in errors.splitlines() if line.startswith("trial ")]
     assert progress == ["trial 0 (1/3)", "trial 1 (2/3)", "trial 2 (3/3)"]
     table = [line.split() for line in out.splitlines()]
