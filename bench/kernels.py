@@ -43,8 +43,8 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.jit import allocating
+from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, filter_panel
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
-from drm_triton.kernels.cpu.topk import BLOCK, QUERIES, WIDTH, score_panel
 from drm_triton.kernels.interface import ListPlan, Objective
 
 INTERACTIONS_PER_USER = 36  # SketchFab's
@@ -140,8 +140,11 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
         flops = 2 * side**3 / race({"product": lambda: square @ square})["product"]
     else:
         rounds, count = 20_000, threads.n_threads()
-        sizes = (QUERIES * DEPTH, DEPTH * WIDTH, QUERIES, QUERIES * WIDTH)
-        tables = [[*(torch.ones(size).numpy() for size in sizes), np.zeros(QUERIES, np.int64)] for _ in range(count)]
+        sizes = (QUERIES * DEPTH, DEPTH * WIDTH, WIDTH, QUERIES)
+        tables = [
+            [*(torch.ones(size).numpy() for size in sizes), np.zeros(WIDTH, np.int32), np.zeros(QUERIES, np.int64)]
+            for _ in range(count)
+        ]
         seconds = race({"fma": lambda: threads.run(partial(fma_rounds, rounds, *table) for table in tables)})["fma"]
         flops = 2 * QUERIES * WIDTH * DEPTH * rounds * count / seconds
     seconds = race({"copy": lambda: target.copy_(source)})["copy"]
@@ -152,9 +155,9 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
 
 
 @allocating
-def fma_rounds(rounds, queries, panel, thresholds, tile, hits):  # type: ignore[no-untyped-def]
+def fma_rounds(rounds, queries, panel, per_item, per_query, offset, hits):  # type: ignore[no-untyped-def]
     for _ in range(rounds):
-        score_panel(queries, 0, DEPTH, panel, 0, thresholds, tile, hits)
+        filter_panel(queries, 0, DEPTH, panel, 0, per_item, per_item, offset, per_query, per_query, hits)
 
 
 # --------------------------------------------------------------------------------------------------------- races

@@ -17,8 +17,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,23 +99,30 @@ def check_devices(function: str, **tensors: Tensor) -> None:
             raise InputError(f"{function}: {name} must be on {tensor.device} as {first} is, got {other.device}")
 
 
+def values_of(tensor: Tensor) -> Any:
+    """A tensor on the CPU as a NumPy array: torch's threads would spin beside the kernels' own; another as it is."""
+    return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor
+
+
 def check_index(function: str, name: str, index: Tensor, size: int) -> None:
     """Raise unless every element of `index` is in 0 .. size - 1; reads them, so it waits for a GPU."""
-    values = index.numpy() if index.device.type == "cpu" else index  # NumPy starts no threads beside the kernels' own
+    values = values_of(index)
     if index.numel() and (values.min() < 0 or values.max() >= size):
         raise InputError(f"{function}: {name} must be in [0, {size}), got values {values.min()} to {values.max()}")
 
 
 def check_rows(function: str, of: str, indptr: Tensor, indices: Tensor, n_items: int) -> None:
     """Raise unless each row, indices[indptr[i] : indptr[i + 1]], holds items 0 .. n_items - 1, strictly ascending."""
-    first, last = indptr[[0, -1]].tolist()
-    if not (first >= 0 and last <= len(indices) and bool((indptr.diff() >= 0).all())):
+    library, ends = (np, values_of(indptr)) if indptr.device.type == "cpu" else (torch, indptr)
+    first, last = int(ends[0]), int(ends[-1])
+    if not (first >= 0 and last <= len(indices) and bool((ends[1:] >= ends[:-1]).all())):
         raise InputError(f"{function}: the indptr{of} must ascend within [0, {len(indices)}], the length of indices")
     for start in range(first, last, CSR_BLOCK):
         part = indices[start : min(start + CSR_BLOCK + 1, last)]
         check_index(function, f"the indices{of}", part, n_items)
-        falls = (part[1:] <= part[:-1]).nonzero().squeeze(1) + (start + 1)
-        if bool((indptr[torch.searchsorted(indptr, falls)] != falls).any()):  # only a new row may start over
+        items = values_of(part)
+        falls = library.where(items[1:] <= items[:-1])[0] + (start + 1)
+        if bool((ends[library.searchsorted(ends, falls)] != falls).any()):  # only a new row may start over
             raise InputError(f"{function}: the indices{of} must ascend within each row, without repeats")
 
 
@@ -330,7 +338,13 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 def largest_norm(function: str, label: str, factors: Tensor) -> float:
     """Norm of the longest row; an error if there are values that are not finite."""
-    norm = torch.linalg.vector_norm(factors.detach(), dim=1).max().item() if len(factors) else 0.0
+    if factors.device.type == "cpu" and factors.numel() and factors.dtype == torch.float32:
+        rows = values_of(factors)
+        norm = math.sqrt(np.einsum("ij,ij->i", rows, rows).max())
+    else:
+        norm = 0.0 if len(factors) == 0 else math.nan
+    if not math.isfinite(norm):  # or beyond what a square in float32 can be
+        norm = torch.linalg.vector_norm(factors.detach(), dim=1).max().item()
     if not math.isfinite(norm) and not factors.isfinite().all():
         raise InputError(f"{function}: {label} holds values that are not finite (NaN or infinity)")
     return norm

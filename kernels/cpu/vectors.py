@@ -26,20 +26,20 @@ FUSED = ("contract",)
 
 
 class VectorBuilder:
-    """Loads, stores and broadcasts of vectors, for the body of an intrinsic whose first argument is an array."""
+    """Loads, stores and broadcasts of vectors of one kind, that of an intrinsic's first array unless told otherwise."""
 
-    def __init__(self, context, builder, signature, args) -> None:
+    def __init__(self, context, builder, signature, args, kind=None) -> None:
         self.context, self.builder, self.signature, self.args = context, builder, signature, args
-        single = signature.args[0].dtype == types.float32
-        self.i64, self.real = ir.IntType(64), ir.FloatType() if single else ir.DoubleType()
-        self.lanes = LANES if single else LANES // 2
-        self.vector = ir.VectorType(self.real, self.lanes)
-        self.zero = ir.Constant(self.vector, [0.0] * self.lanes)
+        double = kind is None and signature.args[0].dtype == types.float64
+        self.i64, self.kind = ir.IntType(64), kind or (ir.DoubleType() if double else ir.FloatType())
+        self.lanes = LANES // 2 if double else LANES
+        self.vector = ir.VectorType(self.kind, self.lanes)
+        self.zero = ir.Constant(self.vector, [0] * self.lanes)
 
     def element(self, argument, offset, kind=None):
         """Pointer to an element of the array that is argument number `argument`."""
         array = self.context.make_array(self.signature.args[argument])(self.context, self.builder, self.args[argument])
-        return self.builder.bitcast(self.builder.gep(array.data, [offset]), (kind or self.real).as_pointer())
+        return self.builder.bitcast(self.builder.gep(array.data, [offset]), (kind or self.kind).as_pointer())
 
     def load(self, argument, offset, kind=None):
         """An element, or the vector that starts there."""
@@ -53,7 +53,7 @@ class VectorBuilder:
 
     def splat(self, value):
         """A vector of equal elements."""
-        undefined = ir.Constant(self.vector, ir.Undefined)
+        undefined = ir.Constant(ir.VectorType(value.type, self.lanes), ir.Undefined)
         lane = self.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(lane, undefined, zeros)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu import panels, topk
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,56 @@ def test_top_k_is_that_of_the_reference(m, N, d, k, score):
         want_items, want_scores = reference.top_k(queries, V, k, score, mask)
         assert torch.equal(items, want_items)
         assert torch.equal(scores, want_scores)
+
+
+@pytest.fixture(params=[True, False], ids=["bytes", "floats"])
+def panels_of(request, monkeypatch):
+    """Both kinds of panels, on a machine that has bytes."""
+    if request.param and not panels.BYTES:
+        pytest.skip("this processor does not multiply bytes")
+    monkeypatch.setattr(panels, "BYTES", request.param)
+
+
+@pytest.mark.parametrize("score", ["dot", "l2"])
+@pytest.mark.parametrize(("N", "d", "k"), [(40, 3, 40), (3000, 4, 1), (3000, 4, 50), (20_000, 3, 50), (5000, 5, 400)])
+def test_no_item_is_missed(N, d, k, score, panels_of):
+    """Whole numbers that bytes cannot hold, but whose scores are exact in float32 and differ by little."""
+    g = torch.Generator().manual_seed(N)
+    queries, V = (torch.randint(-700, 701, (rows, d), generator=g).float() for rows in (40, N))
+    V[::7] /= 128  # short rows too
+    V[::7] = V[::7].round()
+    items, scores = cpu.top_k(queries, V, k, score)
+    want_items, want_scores = reference.top_k(queries, V, k, score)
+    assert torch.equal(scores, want_scores)
+    assert torch.equal(items, want_items)
+
+
+@pytest.mark.parametrize("score", ["dot", "l2"])
+def test_a_sample_that_is_better_than_the_rest(score, panels_of):
+    """The best items all lie in the panels that are looked at first: the threshold they give lets too few pass."""
+    N, k, width = 200 * panels.WIDTH, 50, panels.WIDTH
+    V = torch.zeros(N, 2)
+    V[:, 0] = torch.arange(N).flip(0) * 2.0**-14 - 30
+    sampled = torch.arange(N) // width % topk.STRIDE == 0
+    V[sampled, 0] = 1
+    V[torch.nonzero(sampled)[: k - 1], 0] = 2
+    queries = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    items, scores = cpu.top_k(queries, V, k, score)
+    want_items, want_scores = reference.top_k(queries, V, k, score)
+    assert torch.equal(items, want_items)
+    assert torch.equal(scores, want_scores)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e15])
+def test_sizes_of_factors(size, panels_of):
+    g = torch.Generator().manual_seed(5)
+    queries, V = torch.randn(20, 16, generator=g), torch.randn(3000, 16, generator=g)
+    V[5] = 0
+    queries[3] = 0
+    items, _ = cpu.top_k(queries * size, V * size, 30, "dot")
+    want, _ = reference.top_k((queries * size).double(), (V * size).double(), 30, "dot")
+    assert (items == want).float().mean() > 0.99 or size == 1e-30  # whose scores vanish
+    assert (items.sort(1).values.diff(dim=1) > 0).all()
 
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
