@@ -84,10 +84,10 @@ def main() -> None:
     ]
     first: list[float] = []
     for variant in VARIANTS:
-        trials = [[found.get(quality.key(task)) for task in tasks_of(variant, name)] for name in sets]
-        if any(None in trial for trial in trials):  # not finished
+        keys = [[quality.key(task) for task in tasks_of(variant, name)] for name in sets]
+        if any(key not in found for of_set in keys for key in of_set):  # not finished
             continue
-        values = [float(np.mean(trial)) for trial in trials]
+        values = [float(np.mean([found[key] for key in of_set])) for of_set in keys]
         first = first or values
         ratio = float(np.mean(np.divide(values, first)))
         name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "nothing"

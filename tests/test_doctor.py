@@ -94,7 +94,7 @@ def altered(**operations: object) -> SimpleNamespace:
     return SimpleNamespace(**{name: getattr(reference, name) for name in kernels.OPERATIONS} | operations)
 
 
-def wrong_step(table, state, rows, coef, X, source, lr, score):
+def wrong_step(table, state, rows, coef, X, source, lr, score, share=1):
     reference.update_rows(table, state, rows, coef, X, source, 1.01 * lr, score)
 
 

@@ -28,7 +28,7 @@ MOST_FACTORS = 2**16  # beyond which sums of products of bytes would not fit an 
 QUERIES, VECTORS = (8, 3) if AVX512 else (4, 3)
 WIDTH = LANES * VECTORS  # items of a panel
 BLOCK = 32 * QUERIES  # queries that share a panel while it is in the first-level cache
-ROWS = 1024 * WIDTH  # packed at a time
+ROWS = 64 * WIDTH  # packed at a time
 f32 = np.float32
 EPS, TINY = 2.0**-23, 1e-37  # rounding, and what vanishes in products of bytes
 
