@@ -11,17 +11,16 @@ The few items that pass are then scored exactly. Elsewhere panels hold floats, a
 
 from typing import NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from drm_triton.kernels.cpu.vectors import AVX512, FUSED, LANES, VectorBuilder
+from drm_triton.kernels.cpu.vectors import AVX512, FEATURES, FUSED, LANES, VectorBuilder
 from drm_triton.kernels.interface import Score
 
-BYTES = AVX512 and bool(llvm.get_host_cpu_features().get("avx512vnni"))
+BYTES = {"avx512f", "avx512vnni"} <= FEATURES
 MOST_FACTORS = 2**16  # beyond which sums of products of bytes would not fit an int32
 
 # Queries x vectors of accumulators that fill the register file: 24 of 32 registers with AVX-512, 12 of 16 without.

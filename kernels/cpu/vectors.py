@@ -5,20 +5,26 @@ Arrays are padded to whole vectors. Float64, for checks and not for speed, has h
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.extending import intrinsic
 
 from drm_triton.kernels.cpu.jit import inline
 
 
-def _has_avx512() -> bool:
+def _features() -> set[str]:
+    """Extensions of the processor that Numba compiles for."""
+    if config.CPU_FEATURES is not None:
+        return {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
+    if config.CPU_NAME not in (None, "host"):  # another processor than this one: nothing is known of it
+        return set()
     try:
-        return bool(llvm.get_host_cpu_features().get("avx512f"))
+        return {name for name, here in llvm.get_host_cpu_features().items() if here}
     except RuntimeError:  # LLVM does not know this kind of machine's features
-        return False
+        return set()
 
 
-AVX512 = _has_avx512()
+FEATURES = _features()
+AVX512 = "avx512f" in FEATURES
 LANES = 16 if AVX512 else 8  # float32 numbers in a vector register
 ROWS = 8  # of a tile: one vector load serves so many multiply-adds
 UNROLL = 4  # sums side by side: one alone would wait for each addition to end
