@@ -13,9 +13,10 @@ from drm_triton.kernels.cpu.jit import inline
 
 def _features() -> set[str]:
     """Extensions of the processor that Numba compiles for."""
-    if config.CPU_FEATURES is not None:
-        return {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
-    if config.CPU_NAME not in (None, "host"):  # another processor than this one: nothing is known of it
+    name, features = config.CPU_NAME, config.CPU_FEATURES  # type: ignore[attr-defined]
+    if features is not None:
+        return {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    if name not in (None, "host"):  # another processor than this one: nothing is known of it
         return set()
     try:
         return {name for name, here in llvm.get_host_cpu_features().items() if here}
