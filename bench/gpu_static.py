@@ -215,12 +215,12 @@ def cases(quick: bool = False) -> Iterator[Case]:
             labels: dict[str, Any] = {"d": d, "score": score}
             for rho in (5,) if quick else RHOS:
                 yield gradients_case(rho, d, score)
-            variant = {"variant": f"{SHARE} lists share"}
+            groups = {"variant": f"{SHARE} lists share"}
             if score == "dot":  # the sums are the same under both
-                yield Case("update", shared._sums_kernel, shared.block_sizes(d), ("d",), {"d": d, **variant})
+                yield Case("update", shared._sums_kernel, shared.block_sizes(d), ("d",), {"d": d, **groups})
             for sharing in (score == "l2",) if quick else (False, True):
                 blocks = {**update.block_sizes(d, sharing), **L2, "SHARED": sharing}
-                yield Case("update", update._update_kernel, blocks, ("d",), labels | (variant if sharing else {}))
+                yield Case("update", update._update_kernel, blocks, ("d",), labels | (groups if sharing else {}))
             if not quick or score == "l2":
                 blocks = {**topk.BLOCKS, **L2, "SEEN": True}
                 yield Case("top-k", topk._candidates_kernel, blocks, ("d", "capacity", "share"), labels)

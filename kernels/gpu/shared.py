@@ -12,8 +12,8 @@ Whatever the lists are, G groups have G n + B n keys: first those of the merged 
 batch, NO_ROW where it was merged. These sort before all rows and are passed over, so no size depends on the data and
 the host waits for nothing. With n = 46 and share = 32, an entry in eighteen is left to be added.
 
-Per group 2 n share d operations, 4 (2 n share + share + share d) bytes in and 4 (n d + 2 n + n share) out. Rows of X are
-asked for once more for each further BLOCK_N positions, entries for each further BLOCK_D factors; caches have them.
+Per group 2 n share d operations, 4 (2 n share + share + share d) bytes in and 4 (n d + 2 n + n share) out. Rows of X
+are asked for once more for each further BLOCK_N positions, entries for each further BLOCK_D factors; caches have them.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ def block_sizes(d: int) -> dict[str, int]:
     16 a thread takes about 64 in all, with 32 it spills.
     """
     block_d = max(16, min(64, triton.next_power_of_2(d)))
-    return {"BLOCK_N": 16, "BLOCK_T": 16, "BLOCK_D": block_d, "num_warps": block_d // 16}
+    return {"BLOCK_N": 16, "BLOCK_T": 16, "BLOCK_D": block_d, "num_warps": 4}
 
 
 @triton.jit(do_not_specialize=["B", "n_sources", "merged", "share", "tiles"])

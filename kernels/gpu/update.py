@@ -81,8 +81,12 @@ def _update_kernel(
             while start >= 0:
                 offs_e = start + tl.arange(0, BLOCK_E)
                 mine = tl.load(sorted_ptr + offs_e, mask=offs_e < E, other=-1) == row
-                entry = tl.load(order_ptr + offs_e, mask=mine, other=0) - merged
-                coef = tl.load(coef_ptr + entry, mask=mine & (entry >= 0), other=0.0)
+                entry = tl.load(order_ptr + offs_e, mask=mine, other=0)
+                single = mine
+                if SHARED:
+                    at, summed = entry, mine & (entry < merged)
+                    entry, single = entry - merged, mine & (entry >= merged)
+                coef = tl.load(coef_ptr + entry, mask=single, other=0.0)
                 used = coef != 0  # a hinge alone leaves most coefficients at 0
                 source = tl.load(source_ptr + entry // group, mask=used, other=0)
                 unknown += (source.to(tl.uint32) >= source_limit).to(tl.int32)
@@ -92,7 +96,6 @@ def _update_kernel(
                 )
                 pull = tl.full((BLOCK_E,), 1, dtype)
                 if SHARED:
-                    summed, at = mine & (entry < 0), entry + merged
                     coef = tl.where(summed, 1.0, coef)
                     pull = tl.load(pulls_ptr + at, mask=summed, other=1.0)
                     x = tl.load(
