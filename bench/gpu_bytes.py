@@ -2,12 +2,13 @@
 
 The least is every input read once and every output written once, as if nothing were in a cache before and all of it
 stayed there. What is asked for beyond that (a second pass over a list, a tile read by many programs) mostly comes from
-the caches. Sizes that a case does not name are SketchFab's: 15.5K users with 36 items each, 28.8K items, n = 48, K = 3.
+the caches. Sizes that a case does not name are SketchFab's: 15.5K users with 36 items each, 28.8K items, n = 48, K = 3;
+where lists share their negatives, SHARE do, and each keeps its K positives.
 """
 
 from typing import Any
 
-USERS, ITEMS, DEGREE, LONG = 15_500, 28_800, 36, 1024
+USERS, ITEMS, DEGREE, LONG, SHARE = 15_500, 28_800, 36, 1024, 32
 
 
 def traffic(operation: str, kernel: str, labels: dict[str, Any], constants: dict[str, Any]) -> tuple[int, int] | None:
@@ -22,6 +23,14 @@ def traffic(operation: str, kernel: str, labels: dict[str, Any], constants: dict
     if operation == "gradients":
         least = 4 * (n * d + d + n + 1) + 4 * (2 * n + d + 4)
         return least, least + (0 if constants["RESIDENT"] else 4 * (n * d + d))
+    if kernel == "_sums_kernel":
+        entries, out = 8 * n, 4 * n + n * (4 * d + 8) // SHARE
+        tiles, parts = -(-n // constants["BLOCK_N"]), -(-d // constants["BLOCK_D"])
+        return entries + 4 + 4 * d + out, entries * parts + tiles * (4 * parts + 4 * d) + out
+    if operation == "update" and constants["SHARED"]:  # of all keys, those of merged entries are only passed over
+        keys, added = n * (SHARE + 1), n + K * SHARE  # of a group
+        least = (4 * keys + added * (8 + 4 * d + 16 * d)) // SHARE
+        return least, least + added * (4 + 8) // SHARE
     if operation == "update":  # per entry row, coefficient, source, x; per row, of which none repeats, table and state
         entries, rows = n * (12 + 4 * d), 16 * n * d
         return entries + rows, entries + rows + n * (4 + 8)  # rows read twice, and where the sort put them

@@ -8,6 +8,8 @@ Bytes of one list of n items and d factors (float32 and int32), each counted onc
     sample      out 4 (n + 1)
     gradients   in  4 (n d + d + n + 1)             out 4 (2 n + d + 4)
     update      in  4 (5 n + n d) + 8 d r           out 8 d r          r = rows touched per list, n without repeats
+    sums        in  4 (2 n + d + 1)                 out 4 n + 4 n (d + 2) / share, before an update of n / share + rho
+                                                    entries in place of n
     top-k       in  4 d N / BLOCK_M per query, from the L2 cache unless V is larger
 and operations: gradients 4 n d (dot) or 7 n d (l2) + 12 n^2 + 20 n K.
 
@@ -29,14 +31,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drm_triton.bench.gpu_bytes import traffic
+from drm_triton.bench.gpu_bytes import SHARE, traffic
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
 # Types of the pointer arguments that are not float32, by name: the kernels name alike what is alike.
 POINTERS = {
     **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr"], "*i32"),
-    **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr"], "*i32"),
+    **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr", "rows_ptr", "keys_ptr"], "*i32"),
     **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr"], "*i64"),
     **dict.fromkeys(["mask_ptr", "inside_ptr"], "*i1"),
 }
@@ -201,7 +203,7 @@ RHOS, FACTORS, SCORES = (1, 2, 3, 4, 5), (16, 32, 64, 128), ("dot", "l2")
 
 def cases(quick: bool = False) -> Iterator[Case]:
     """Every kernel with the compile-time values its launcher chooses: over the paper's grid, or once each."""
-    from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
+    from drm_triton.kernels.gpu import gradients, sampling, shared, softsort, softsort_tiled, topk, update
 
     for name in ("shared",) if quick else ("proportional", "uniform", "shared"):
         blocks: dict[str, Any] = {**sampling.BLOCKS, "PROPORTIONAL": name != "uniform", "SHARING": name == "shared"}
@@ -213,7 +215,12 @@ def cases(quick: bool = False) -> Iterator[Case]:
             labels: dict[str, Any] = {"d": d, "score": score}
             for rho in (5,) if quick else RHOS:
                 yield gradients_case(rho, d, score)
-            yield Case("update", update._update_kernel, {**update.block_sizes(d), **L2}, ("d",), labels)
+            groups = {"variant": f"{SHARE} lists share"}
+            if score == "dot":  # the sums are the same under both
+                yield Case("update", shared._sums_kernel, shared.block_sizes(d), ("d",), {"d": d, **groups})
+            for sharing in (score == "l2",) if quick else (False, True):
+                blocks = {**update.block_sizes(d, sharing), **L2, "SHARED": sharing}
+                yield Case("update", update._update_kernel, blocks, ("d",), labels | (groups if sharing else {}))
             if not quick or score == "l2":
                 blocks = {**topk.BLOCKS, **L2, "SEEN": True}
                 yield Case("top-k", topk._candidates_kernel, blocks, ("d", "capacity", "share"), labels)

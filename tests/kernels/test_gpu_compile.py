@@ -41,16 +41,19 @@ def test_nothing_spills_and_shared_memory_is_in_bounds(survey):
 
 
 def test_every_kernel_is_compiled_for_every_gpu(survey):
-    from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
+    from drm_triton.kernels.gpu import gradients, sampling, shared, softsort, softsort_tiled, topk, update
 
-    modules = (gradients, sampling, softsort, softsort_tiled, topk, update)
+    modules = (gradients, sampling, shared, softsort, softsort_tiled, topk, update)
     kernels = {name for module in modules for name in vars(module) if re.fullmatch(r"_\w+_kernel", name)}
     assert {row[0] for row in survey} == kernels
     assert {row[1] for row in survey} == {"80", "90", "100", "gfx942"}
 
 
 # Arrays whose size grows with users, items or the batch: an int32 offset into them would overflow.
-LARGE = ("U", "V", "table", "state", "X", "queries", "buffer", "s", "g", "user_grad", "items", "out", "seen", "indices")
+LARGE = (
+    *("U", "V", "table", "state", "X", "queries", "buffer", "s", "g", "user_grad", "items", "out", "seen", "indices"),
+    *("rows", "coef", "keys", "sums", "pulls"),
+)
 
 
 def test_offsets_into_large_arrays_are_64_bit(survey):

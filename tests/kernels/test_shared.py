@@ -1,5 +1,7 @@
 """Lists that share negatives: the hint changes neither gradients nor updates, whatever the lists really share."""
 
+from types import ModuleType
+
 import numba
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, gpu, reference
+from drm_triton.kernels.gpu import update
 from drm_triton.kernels.interface import Objective
 
 EPS = 2.0**-23
@@ -39,14 +42,23 @@ def assert_same(seed: int, B: int, rho: int, eta: int, d: int, share: int, diffe
     for name, x, y in zip(got._fields, got, want, strict=True):
         bound = 64 * EPS * (rho + eta) ** 0.5 * max(y.abs().max().item(), 1)
         torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=lambda m, name=name: f"{name}: {m}")
-    table, state = V.clone(), torch.ones_like(V)
-    expected, expected_state = V.double(), torch.ones_like(V).double()
-    cpu.update_rows(table, state, items.flatten(), got.g.flatten(), U, users, 0.1, score, share)
+    assert_same_update(cpu, U, V, users, items, got.g, score, share)
+
+
+def assert_same_update(
+    backend: ModuleType, U: Tensor, V: Tensor, users: Tensor, items: Tensor, g: Tensor, score: str, share: int
+) -> None:
+    """One step of the items' table is that of the float64 reference."""
+    expected, expected_state = (x.to(torch.float64, copy=True) for x in (V, torch.ones_like(V)))
     reference.update_rows(
-        expected, expected_state, items.flatten(), got.g.double().flatten(), U.double(), users, 0.1, score
+        expected, expected_state, items.flatten(), g.double().flatten(), U.double(), users, 0.1, score
     )
-    torch.testing.assert_close(state.double(), expected_state, rtol=64 * EPS * B**0.5, atol=0)
-    torch.testing.assert_close(table.double(), expected, rtol=0, atol=64 * EPS * B**0.5)
+    device = "cuda" if backend is gpu and torch.cuda.is_available() else "cpu"
+    table, state, rows, coef, X, source = (x.clone().to(device) for x in (V, torch.ones_like(V), items, g, U, users))
+    backend.update_rows(table, state, rows.flatten(), coef.flatten(), X, source, 0.1, score, share)
+    rounding = torch.finfo(V.dtype).eps * len(users) ** 0.5
+    torch.testing.assert_close(state.double().cpu(), expected_state, rtol=64 * rounding, atol=0)
+    torch.testing.assert_close(table.double().cpu(), expected, rtol=0, atol=64 * rounding)
 
 
 @settings(deadline=None, max_examples=60)
@@ -72,6 +84,78 @@ def test_a_group_may_be_larger_than_the_batch():
 @pytest.mark.parametrize("score", ["dot", "l2"])
 def test_every_dimension(d, score):
     assert_same(1, 100, 1, 45, d, 32, 0.02, score)
+
+
+@pytest.mark.parametrize("score", ["dot", "l2"])
+@pytest.mark.parametrize(
+    ("B", "rho", "eta", "d", "share", "differing"),
+    [
+        (1, 1, 3, 1, 2, 0.0),
+        (7, 2, 15, 50, 3, 0.1),  # 17 items: more than a tile of positions; a last group of one list
+        (40, 1, 5, 16, 32, 0.1),  # more than a tile of lists
+        (5, 1, 6, 100, 9, 0.5),  # fewer lists than a group has; more than a tile of factors
+        (6, 1, 8, 16, 2, 1.0),  # nothing is shared
+    ],
+)
+def test_gpu_updates(B, rho, eta, d, share, differing, score):
+    U, V, users, items = lists(5, B, rho, eta, d, share, differing)
+    g = torch.randn(B, rho + eta, generator=torch.Generator().manual_seed(B))
+    g[:, ::3] = 0  # as a hinge leaves many
+    assert_same_update(gpu, U, V, users, items, g, score, share)
+
+
+def test_gpu_updates_in_double_precision():
+    U, V, users, items = lists(6, 6, 1, 8, 16, 3, 0.2)
+    g = torch.randn(6, 9, generator=torch.Generator().manual_seed(6)).double()
+    assert_same_update(gpu, U.double(), V.double(), users, items, g, "l2", 3)
+
+
+def test_gpu_updates_of_lists_that_repeat_rows():
+    """The same row at several positions, in some lists where the first list has another."""
+    g = torch.Generator().manual_seed(7)
+    U, V = torch.randn(4, 8, generator=g), torch.randn(3, 8, generator=g) / 8
+    items, users = (
+        torch.randint(0, high, size, generator=g, dtype=torch.int32) for high, size in ((3, (9, 5)), (4, (9,)))
+    )
+    assert_same_update(gpu, U, V, users, items, torch.randn(9, 5, generator=g), "l2", 4)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("spoil", ["source", "X", "coef"])
+def test_gpu_updates_spoil_only_rows_that_a_bad_entry_names(spoil, monkeypatch):
+    """What a GPU does, where the host does not look at values, with groups: list 1 is bad, and differs from list 0."""
+    monkeypatch.setattr(update, "check_update", lambda *_, **__: None)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = torch.tensor([[0, 2, 4], [1, 2, 4], [0, 2, 5]], dtype=torch.int32, device=device)
+    X, source = torch.full((3, 4), 0.25, device=device), torch.arange(3, dtype=torch.int32, device=device)
+    coef = torch.ones(3, 3, device=device)
+    coef[1, 2] = 0  # so row 4 gets nothing from list 1
+    if spoil == "source":
+        source[1] = 3
+    elif spoil == "X":
+        X[1, 2] = float("inf")
+    else:
+        coef[1, :2] = float("nan")
+    table, state = torch.full((7, 4), 0.1, device=device), torch.ones(7, 4, device=device)
+    update.update_rows(table, state, rows.flatten(), coef.flatten(), X, source, 0.1, "dot", 3)
+    assert table.isnan().any(1).tolist() == [False, True, True, False, False, False, False]
+    assert (table[[0, 4, 5]] != 0.1).all()
+    assert (table[[3, 6]] == 0.1).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a failed assertion on a GPU ends the process's use of it")
+@pytest.mark.parametrize("row", [-(2**31), -2, -1, 4, 2**31 - 1])
+@pytest.mark.parametrize("place", [0, 1, 4])  # named by the whole group, by its first list, by another one
+def test_gpu_updates_tell_of_rows_outside_the_table(row, place, monkeypatch):
+    monkeypatch.setattr(update, "check_update", lambda *_, **__: None)
+    rows = torch.tensor([[0, 1], [0, 2], [0, 3]], dtype=torch.int32)
+    rows[:, 0] = row if place == 0 else 0
+    rows.view(-1)[place] = row
+    large = torch.full((8, 4), 0.5)  # the table is the middle of a larger one
+    X, source, coef = torch.ones(3, 4), torch.arange(3, dtype=torch.int32), torch.ones(6)
+    with pytest.raises(RuntimeError, match=r"update_rows: rows must be in \[0, 4\)"):
+        update.update_rows(large[2:6], torch.ones(4, 4), rows.flatten(), coef, X, source, 0.1, "dot", 3)
+    assert (large[[0, 1, 6, 7]] == 0.5).all()
 
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
