@@ -27,7 +27,7 @@ PUBLISHED = {
     "hinge dot": (0.0100, 0.0387, 0.1158, 0.0610),  # its WARP and CML rows
     "hinge L2": (0.0130, 0.0493, 0.1347, 0.0736),
 }
-COMMON: dict[str, Any] = {"factors": 128, "lr": 0.2, "epochs": 30, "batch_size": 4096}
+COMMON: dict[str, Any] = {"factors": 128, "lr": 0.2, "epochs": 30, "batch_size": 4096, "tau": 1.0}
 # Four settings a model.
 DOT: list[dict[str, Any]] = [{}, {"margin": 0.5}, {"lambda": 3.0, "lr": 0.1}, {"eta": 90}]
 L2: list[dict[str, Any]] = [{}, {"margin": 0.5}, {"lambda": 3.0}, {"eta": 90}]

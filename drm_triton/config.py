@@ -55,7 +55,7 @@ class TrainConfig:
     eta: int | None = None  # negatives in a list; None: 15 rho as in the paper, but at least 45
     share: int = 32  # lists that are trained with the same draws of negatives; 1 in the paper
     k: int | None = None  # cut-off of the relaxed metric; None: rho
-    tau: float = 1.0  # .1, .3, .5, 1, 3, 10
+    tau: float = 0.5  # .1, .3, .5, 1, 3, 10
     lam: float = 10.0  # .1, .5, 1, 2, 3, 5
     weight: Literal["uniform", "precision", "recall", "ndcg", "ap"] = "uniform"
     margin: float = 1.0
