@@ -83,7 +83,7 @@ def train(
         str | None, setting("schedule", "Of the learning rate: linear (to 0) or constant.", TRAINING)
     ] = None,
     batch_size: Annotated[
-        int | None, setting("batch_size", "Lists in a step; 1 is the paper's algorithm.", TRAINING)
+        int | None, setting("batch_size", "Lists in a step, best a multiple of --share; 1 in the paper.", TRAINING)
     ] = None,
     epochs: Annotated[int | None, setting("epochs", "Passes over the interactions.", TRAINING)] = None,
     seed: Annotated[int | None, setting("seed", "Same seed, same model, to the bit.", TRAINING)] = None,

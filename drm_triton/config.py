@@ -88,6 +88,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+            if value is not None and value >= 2**31:
+                raise InputError(f"{name} must be below 2^31, got {value}")
         for name in ("eval_every", "patience", "lam", "cov", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(

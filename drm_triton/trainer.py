@@ -22,6 +22,7 @@ from drm_triton.initialize import initial_factors
 from drm_triton.kernels.interface import ListPlan, Objective
 
 PARTS = ("loss", "hinge", "drm", "mse")
+MOST_SHARING = 64  # lists treated as one group: more would gain little, and leave threads without work
 
 
 @dataclass
@@ -100,6 +101,12 @@ def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
     )
 
 
+def sharing(config: TrainConfig) -> int:
+    """Lists that share their draws wherever a batch begins, which is what the kernels are told: 64 at most."""
+    share = math.gcd(config.share, config.batch_size)
+    return share if share <= MOST_SHARING else math.gcd(share, MOST_SHARING)
+
+
 def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     """Untrained factors on their device."""
     U, V, accumulator = initial_factors(config, fit)
@@ -175,7 +182,8 @@ def one_step(
 ) -> None:
     """One batch of lists: all gradients at the factors as they stand, then one Adagrad step for each row touched."""
     U, V = state.U, state.V
-    lists = ops.list_gradients(U, V, users, items, objective, config.share)
+    share = sharing(config)
+    lists = ops.list_gradients(U, V, users, items, objective, share)
     parts = torch.stack([lists.loss, lists.hinge, lists.drm, lists.mse]).sum(1, dtype=torch.float64).tolist()
     if not math.isfinite(parts[0]):
         raise DrmError(
@@ -183,7 +191,7 @@ def one_step(
             f"(lr {config.lr}, tau {config.tau}); lower lr or raise tau and start again"
         )
     batch = torch.arange(len(users), dtype=torch.int32, device=U.device)
-    item_entries, share = (items.flatten(), lists.g.flatten(), U, users), config.share
+    item_entries = (items.flatten(), lists.g.flatten(), U, users)
     user_entries = (users, torch.ones_like(lists.loss), lists.user_grad, batch)
     if config.cov > 0 and state.step % config.cov_every == 0:
         (user_entries, item_entries), share = with_covariance(state, config, user_entries, item_entries), 1
@@ -291,5 +299,5 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         "factors": table,
         "adagrad state": table,
         "interactions": 4 * interactions + 8 * (dataset.n_users + 1),
-        "batch": 4 * lists * (4 * n + 2 * config.factors),
+        "batch": 4 * lists * (4 * n + 2 * config.factors + n * config.factors // sharing(config) * (config.share > 1)),
     }

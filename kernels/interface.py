@@ -11,6 +11,7 @@ Every backend (`reference`, `cpu`, `gpu`) offers the same functions on torch ten
 
 `share` tells that lists come in groups of so many, in which most lists have the same item at the same position (see
 `ListPlan`). It may change the speed and the rounding, never the meaning: the items of each list are those in `items`.
+Only where factors are not finite may it spoil other lists of the group too.
 """
 
 import math
@@ -211,7 +212,7 @@ class ListPlan:
     def __post_init__(self) -> None:
         check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
         for name in ("rho", "eta", "share"):
-            check_integer("ListPlan", name, getattr(self, name), 1)
+            check_integer("ListPlan", name, getattr(self, name), 1, 2**31 - 1)
         check_integer("ListPlan", "n_items", self.n_items, 1, 2**31 - 1)
         check_integer("ListPlan", "seed", self.seed, 0, 2**63 - 1)
         check_tensor("ListPlan", "indptr", self.indptr, (None,), INT64)

@@ -48,6 +48,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"lamda": 1.0}, "did you mean 'lambda'"),
         ({"factors": 0}, "factors must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"share": 0}, "share must be at least 1, got 0"),
+        ({"share": 2**63}, rf"share must be below 2\^31, got {2**63}"),
         ({"factors": 1.5}, "factors must be int, got 1.5"),
         ({"factors": True}, "factors must be int, got True"),
         ({"tau": 0}, "tau must be positive and finite, got 0"),

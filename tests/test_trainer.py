@@ -60,7 +60,17 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
     assert ours > 2 * popular
 
 
-@pytest.mark.parametrize("options", [{}, {"score": "l2", "cov": 1.0}, {"user_sampling": "uniform", "init": "normal"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "l2", "cov": 1.0},
+        {"user_sampling": "uniform", "init": "normal"},
+        {"share": 1},
+        {"share": 5, "batch_size": 97},
+        {"share": 1000, "batch_size": 64},
+    ],
+)
 def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: dict) -> None:
     models = [DRM(factors=16, epochs=2, threads=threads, **options).fit(data) for threads in (1, 2, 1)]
     for other in models[1:]:

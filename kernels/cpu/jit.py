@@ -17,12 +17,15 @@ from numba.extending import intrinsic
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 _SOURCES = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    b"".join(
+        path.read_bytes()
+        for path in sorted([*Path(__file__).parent.glob("*.py"), *Path(__file__).parents[1].glob("*.py")])
+    )
 ).hexdigest()
 
 
 class _Cache(FunctionCache):
-    """Numba's cache on disk, keyed by every source file of this package.
+    """Numba's cache on disk, keyed by every source file of this package and of the one above it.
 
     Numba itself looks only at the file of the cached function: a change in another file whose functions it calls
     would go unnoticed.

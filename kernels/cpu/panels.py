@@ -27,7 +27,7 @@ MOST_FACTORS = 2**16  # beyond which sums of products of bytes would not fit an 
 QUERIES, VECTORS = (8, 3) if AVX512 else (4, 3)
 WIDTH = LANES * VECTORS  # items of a panel
 BLOCK = 32 * QUERIES  # queries that share a panel while it is in the first-level cache
-ROWS = 64 * WIDTH  # packed at a time
+PART = 64 * WIDTH  # items packed at a time
 f32 = np.float32
 EPS, TINY = 2.0**-23, 1e-37  # rounding, and what vanishes in products of bytes
 
@@ -64,8 +64,8 @@ def pack(V: np.ndarray, score: Score) -> Items:
     packed = np.zeros((panels, words, WIDTH, 4), np.int8) if with_bytes else np.zeros((panels, d, WIDTH), f32)
     scale, offset = np.ones(panels * WIDTH, f32), np.zeros(panels * WIDTH, np.int32)
     error = norm = 0.0
-    for start in range(0, N, ROWS):
-        part = rows[start : start + ROWS]
+    for start in range(0, N, PART):
+        part = rows[start : start + PART]
         here, first, count = slice(start, start + len(part)), start // WIDTH, -(-len(part) // WIDTH)
         filled = np.zeros((count * WIDTH, 4 * words if with_bytes else d), np.int8 if with_bytes else f32)
         if with_bytes:
@@ -91,8 +91,8 @@ def as_bytes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def norms(rows: np.ndarray) -> np.ndarray:
-    """Length of each row."""
-    return np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    """Length of each row, in float64: the square of a float32 may vanish, or pass its range."""
+    return np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
 
 
 def pack_queries(queries: np.ndarray, items: Items) -> Queries:

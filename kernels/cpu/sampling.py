@@ -1,7 +1,9 @@
 """Lists drawn by random access: bit for bit those of the reference, where the scheme is explained.
 
 Per list at rho = 3, eta = 45: 12 Philox blocks, 4 permutations of 16 hashes, and 45 binary searches among the user's
-items; it reads those items and writes n ids.
+items; it reads those items and writes n ids. Where lists share negatives, the blocks are drawn once for all of them,
+and each list looks which of these are items of its user: one by one in the table of marks, or if the user has very many
+by the same searches.
 """
 
 from typing import NamedTuple
@@ -27,6 +29,7 @@ MIX0, MIX1 = u64(0x85EBCA6B), u64(0xC2B2AE35)
 ZERO, ONE = u64(0), u64(1)
 BLOCK = 64  # lists whose users are searched together
 MARKS = 4096  # a power of two
+LONG = 16  # times eta: users with more items are searched, not looked through
 
 
 @inline
@@ -145,6 +148,24 @@ def draw_positives(ident, seed, word1, indptr, indices, image, size, keys, h, ro
 
 
 @inline
+def search(row, target, slope, low, count):
+    """Fill low[j], j < count, with the number of positions p that have row[p] - slope * p <= target[j].
+
+    A step of the binary search for all at once, the comparison done on the sign bit: a compiler that makes it a branch,
+    wrong every other time, triples the cost of the whole list.
+    """
+    low[:count] = 0
+    length = row.size
+    while length > 0:
+        half = (length + 1) >> 1
+        for j in range(count):
+            p = low[j] + half - 1
+            above = (target[j] - (np.int64(row[p]) - slope * p)) >> 63  # -1 where position p lies above, else 0
+            low[j] += half & ~above
+        length -= half
+
+
+@inline
 def draw_negatives(seed, word1, number, row, n_items, first, rank, low, negatives):
     """Uniform items outside `row`, the ascending items of one user, from draw `first` on; rank and low are scratch."""
     others = u64(n_items - row.size)
@@ -157,17 +178,8 @@ def draw_negatives(seed, word1, number, row, n_items, first, rank, low, negative
         rank[4 * block + 3] = below(w3, others)
     rank = rank[skipped:]
     # The rank-th item that is no positive is rank + the positives at or before it, and positive number p has row[p] - p
-    # non-positives below it. Again a step of the binary search for all at once, the comparison done on the sign bit: a
-    # compiler that makes it a branch, wrong every other time, triples the cost of the whole list.
-    low[:] = 0
-    length = row.size
-    while length > 0:
-        half = (length + 1) >> 1
-        for j in range(negatives.size):
-            p = low[j] + half - 1
-            above = (rank[j] - (np.int64(row[p]) - p)) >> 63  # -1 where positive p lies above, else 0
-            low[j] += half & ~above
-        length -= half
+    # non-positives below it.
+    search(row, rank, 1, low, negatives.size)
     for j in range(negatives.size):
         negatives[j] = rank[j] + low[j]
 
@@ -186,7 +198,15 @@ def draw_shared(seed, word1, group, n_items, shared, marks):
 @inline
 def take_shared(seed, word1, number, row, n_items, shared, marks, rank, low, negatives):
     """The shared draws, and one of this list's own in place of each that is in `row`."""
-    for j in range(shared.size):
+    eta = shared.size
+    if row.size > LONG * eta:
+        draw_negatives(seed, word1, number, row, n_items, 0, rank, low, negatives)
+        search(row, shared, 0, low, eta)
+        for j in range(eta):
+            if low[j] == 0 or row[low[j] - 1] != shared[j]:
+                negatives[j] = shared[j]
+        return
+    for j in range(eta):
         negatives[j] = shared[j]
     for p in range(row.size):
         if marks[row[p] & (MARKS - 1)]:
@@ -196,15 +216,15 @@ def take_shared(seed, word1, number, row, n_items, shared, marks, rank, low, neg
 
 
 class Scratch(NamedTuple):
-    """Room for BLOCK lists: four numbers each for the permutations, and for the negatives of one."""
+    """Room for BLOCK lists, and below for the negatives of one."""
 
     unsigned: np.ndarray  # uint64 [6, BLOCK]
     signed: np.ndarray  # int64 [2, BLOCK]
     keys: np.ndarray  # uint64 [4 * BLOCK]
     rank: np.ndarray  # int64 [eta + 3]
     low: np.ndarray  # int64 [eta + 3]
-    shared: np.ndarray  # int32 [eta]
-    marks: np.ndarray  # bool [MARKS]
+    shared: np.ndarray  # int32 [eta], the draws that lists share
+    marks: np.ndarray  # bool [MARKS], which lowest bits these have
 
 
 @inline

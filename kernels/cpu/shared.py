@@ -106,7 +106,7 @@ def group_gradient(first, share, U, V, users, items, l2, loss, scratch, group, s
 
 @kernel
 def gradients_of_groups(start, stop, share, U, V, users, items, l2, loss, scores, losses, g, user_grad):
-    """The same for groups start .. stop - 1 of `share` lists, most negatives of which are those of the first."""
+    """Scores [B, n], losses [3, B] and gradients of groups start .. stop - 1."""
     scratch = scratch_for(items.shape[1], loss.weights)
     eta, d = items.shape[1] - loss.rho, U.shape[1]
     high, wide, across = padded(eta, ROWS), padded(d, LANES), padded(share, LANES)

@@ -80,7 +80,7 @@ def _exp(x):
 def pad(s, n):
     """Fill s from entry n on with a number below the others, which then neither adds to them nor ranks above them."""
     lowest = least(s[:n])
-    s[n:] = lowest - abs(lowest) - 1
+    s[n:] = max(lowest - abs(lowest) - 1, np.finfo(s.dtype).min)
 
 
 @inline
@@ -102,7 +102,7 @@ def sort(s, order):
 
 @inline
 def above_sums(s, n, R, order):
-    """R_j = sum_l max(0, s_l - s_j), infinite for padding; a long list leaves its ascending order in `order`."""
+    """R_j = sum_l max(0, s_l - s_j); a long list leaves its ascending order in `order`."""
     if n <= PAIRWISE_MAX:
         sum_above(s, n, R)
     else:
@@ -112,7 +112,7 @@ def above_sums(s, n, R, order):
             j = order[n - 1 - p]
             total += p * (np.float64(upper) - np.float64(s[j]))
             R[j], upper = total, s[j]
-    R[n:] = np.inf
+        R[n:] = 0
 
 
 @inline
@@ -134,15 +134,16 @@ def add_pairs(s, n, G, order, ds):
 
 
 @inline
-def relaxed_row(s, R, rank, tau, P):
-    """P_k for k = rank, times the factor that is returned."""
-    n, real = s.size, s.dtype.type
+def relaxed_row(s, n, R, rank, tau, P):
+    """P_k for k = rank, times the factor that is returned; 0 in the padding."""
+    size, real = s.size, s.dtype.type
     scale_R, scale_s = real(-2 / tau), real(-(2 * rank - 1) / tau)
-    for j in range(n):
+    for j in range(size):
         P[j] = scale_R * R[j] + scale_s * s[j]
+    P[n:] = -np.inf
     top = largest(P)
     total = real(0)
-    for j in range(n):
+    for j in range(size):
         e = exp(P[j] - top)
         P[j] = e
         total += e
@@ -163,7 +164,7 @@ def relaxed_topk(s, n, R, order, w, tau, rows, totals, Q):
         weight, slot = w[rank - 1], min(rank - 1, kept)
         if weight != 0:
             P = rows[slot * size : (slot + 1) * size]
-            total = relaxed_row(s, R, rank, tau, P)
+            total = relaxed_row(s, n, R, rank, tau, P)
             if slot < kept:
                 totals[slot] = total
             weight /= total
@@ -184,7 +185,7 @@ def relaxed_topk_gradient(s, n, R, order, w, tau, q, rows, totals, G, ds):
         if w[rank - 1] != 0:
             slot = min(rank - 1, kept)
             P = rows[slot * size : (slot + 1) * size]
-            total = totals[slot] if slot < kept else relaxed_row(s, R, rank, tau, P)
+            total = totals[slot] if slot < kept else relaxed_row(s, n, R, rank, tau, P)
             mean = real(0)
             for j in range(size):
                 mean += P[j] * q[j]

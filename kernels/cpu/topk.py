@@ -24,6 +24,7 @@ from drm_triton.kernels.cpu import threads
 from drm_triton.kernels.cpu.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, Items, filter_panel, pack, pack_queries
+from drm_triton.kernels.cpu.softsort import float_from_bits
 from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k, largest_norm
 
 f32 = np.float32
@@ -52,16 +53,6 @@ def trailing_zeros(context, word):
     return types.int64(types.int64), build
 
 
-@intrinsic
-def float_of(context, value):
-    """Reinterpret an int32 as a float32."""
-
-    def build(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), build
-
-
 @inline
 def key_of(score, item):
     """An integer that orders as (score, then the lower item) does."""
@@ -74,7 +65,7 @@ def key_of(score, item):
 def score_of(key):
     """Score in a key."""
     bits = key >> 32
-    return float_of(np.int32(bits ^ ((bits >> 63) & ITEM_MASK)))
+    return float_from_bits(np.int32(bits ^ ((bits >> 63) & ITEM_MASK)))
 
 
 @inline

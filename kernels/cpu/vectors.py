@@ -3,25 +3,20 @@
 Arrays are padded to whole vectors. Float64, for checks and not for speed, has half as many numbers in a vector.
 """
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config, types
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from drm_triton.kernels.cpu.jit import inline
 
 
 def _features() -> set[str]:
-    """Extensions of the processor that Numba compiles for."""
+    """Extensions of the processor that Numba compiles for, as far as they are known."""
     name, features = config.CPU_NAME, config.CPU_FEATURES  # type: ignore[attr-defined]
-    if features is not None:
-        return {feature[1:] for feature in features.split(",") if feature.startswith("+")}
-    if name not in (None, "host"):  # another processor than this one: nothing is known of it
-        return set()
-    try:
-        return {name for name, here in llvm.get_host_cpu_features().items() if here}
-    except RuntimeError:  # LLVM does not know this kind of machine's features
-        return set()
+    if features is None:  # those of a processor that is not this one are not known
+        features = get_host_cpu_features() if name in (None, "host") else ""
+    return {feature[1:] for feature in features.split(",") if feature.startswith("+")}
 
 
 FEATURES = _features()

@@ -95,6 +95,11 @@ def test_ties(n, dtype):
     assert_agrees(s, y, w, mask, q, tau=1.0)
 
 
+def test_the_largest_numbers():
+    s, one = torch.tensor([[-2e38]]), torch.ones(1, 1)
+    assert cpu.soft_topk_forward(s, one, 1.0, one.bool()).item() == 1
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e-4, 1e4, 1e8])
 @pytest.mark.parametrize("n", [30, LONG])
 def test_huge_and_tiny_scores(size, n):
