@@ -79,7 +79,7 @@ def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: 
 
     def step() -> None:
         nonlocal batch
-        start = batch * B % (plan.n_lists - B)
+        start = batch * B % (plan.n_lists // B * B)
         batch += 1
         users, items = backend.sample_lists(plan, 0, start, start + B)
         x = backend.list_gradients(U, V, users, items, objective, plan.share)
