@@ -5,8 +5,8 @@
 Four objectives, each a run of its own whose metrics.jsonl gives the loss and the validation metrics; the metrics on the
 training part are measured after each epoch (every item ranked, none excluded). Pearson's correlation over the epochs
 less the first two, as in the paper: constant learning rate, factors started at random. Means over the seeds;
--1 is best. The rate is small enough for training to go on through all epochs: once the metrics on the training part have
-settled, as they do within five at a rate of .05, a correlation with them says nothing.
+-1 is best. The rate is small enough for training to go on through all epochs: once the metrics on the training part
+have settled, as they do within five at a rate of .05, a correlation with them says nothing.
 """
 
 import argparse

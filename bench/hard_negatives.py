@@ -20,7 +20,7 @@ from drm_triton import Dataset, TrainConfig
 from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.evaluate import evaluate, factor_ranker
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.interface import ListPlan, Objective
 from drm_triton.run import processor
 from drm_triton.trainer import State, initial_state, train, warm_up
 
@@ -36,8 +36,8 @@ def with_hard_negatives(ops: ModuleType, state: State) -> ModuleType:
             wide.append(dataclasses.replace(plan, eta=CANDIDATES))
         users, items = ops.sample_lists(wide[0], epoch, start, stop)
         negatives = items[:, plan.rho :]
-        scores = torch.bmm(state.V[negatives.long()], state.U[users.long()][:, :, None]).squeeze(2)
-        hardest = scores.topk(plan.eta, dim=1).indices
+        scores = ops.list_gradients(state.U, state.V, users, items, Objective(plan.rho, drm=False)).scores
+        hardest = scores[:, plan.rho :].topk(plan.eta, dim=1).indices
         return users, torch.cat([items[:, : plan.rho], negatives.gather(1, hardest)], dim=1)
 
     return cast(
