@@ -75,8 +75,7 @@ def main() -> None:
         f"{key} {value}" for key, value in base.items() if key in ("factors", "rho", "tau", "lambda", "lr")
     )
     lines = [
-        f"Validation NDCG@10 (seeds: {args.seeds}), one option changed at a time from "
-        f"the defaults ({defaults}, ...).",
+        f"Validation NDCG@10 (seeds: {args.seeds}), one option changed at a time from the defaults ({defaults}, ...).",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.defaults`.",
         "",
         "| changed | " + " | ".join(sets) + " | mean ratio to the default |",
