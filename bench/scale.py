@@ -20,12 +20,10 @@ RESULTS = Path(__file__).parent / "results"
 
 def measure(path: str, epochs: int, factors: int) -> None:
     """Train and evaluate in this process; print what it took."""
-    import torch
-
     from drm_triton import DRM, Dataset
+    from drm_triton.bench.record import environment
     from drm_triton.data.synthetic import Shape, generate
     from drm_triton.kernels import get_backend
-    from drm_triton.run import environment
     from drm_triton.trainer import memory_estimate
 
     # Load and compile everything on tiny data first: what the program itself needs, whatever the data.
@@ -59,8 +57,7 @@ def measure(path: str, epochs: int, factors: int) -> None:
         "peak_bytes": peak() - base,
         "least_bytes": least,
         "times_least": (peak() - base) / least,
-        "environment": environment(model.config, data),
-        "threads": torch.get_num_threads(),
+        "environment": environment(),
         "backend": get_backend().__name__,
     }
     print(json.dumps(result))

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from drm_triton import DRM, Dataset
 from drm_triton.bench import peers
 from drm_triton.bench.quality import RESULTS, chosen, prepared
+from drm_triton.bench.record import environment
 from drm_triton.evaluate import evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.interface import Score
-from drm_triton.run import environment
 
 Curve = list[tuple[float, float]]  # seconds, validation NDCG@10
 EPOCHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -97,8 +97,7 @@ def main() -> None:
             model: run(data, chosen(name, model, args.budget)["options"], threads) for model, run in MODELS.items()
         }
         summary(name, curves[name])
-    result = {"command": "python -m bench.time_to_quality", "threads": threads, "curves": curves}
-    result["environment"] = environment(DRM().config, data)
+    result = {"command": "python -m bench.time_to_quality", "environment": environment(), "curves": curves}
     (RESULTS / "time_to_quality.json").write_text(json.dumps(result, indent=2) + "\n")
     draw(curves, RESULTS / "time_to_quality.png")
 

@@ -108,7 +108,7 @@ def train(
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.run import new_directory, read_metrics
+    from drm_triton.run import best_record, new_directory, read_metrics
     from drm_triton.trainer import warm_up
 
     options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
@@ -128,7 +128,7 @@ def train(
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
         model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
     records = read_metrics(place)  # of all epochs, where this was a resumed run
-    best = best_epoch(records, settings.monitor)
+    best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
     if display.interrupted:  # told in any case: without it the work done would seem lost
         again = shlex.join(["drm-triton", "train", "--resume", str(place)])
         print(f"stopped; take it up again with: {again}", file=sys.stderr)
@@ -142,13 +142,6 @@ def train(
 
 HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 NOT_CONFIG = {"dataset", "run", "config", "resume", "dry_run", "quiet", "as_json"}
-
-
-def best_epoch(records: list[dict[str, Any]], monitor: str) -> dict[str, float]:
-    """Validation metrics of the best epoch, the earliest of equal ones; none if there was no validation."""
-    validated = (record for record in records if f"valid/{monitor}" in record)
-    best = max(validated, key=lambda record: record[f"valid/{monitor}"], default={})
-    return {name: value for name, value in best.items() if name.startswith("valid/")}
 
 
 def _resolved(

@@ -199,24 +199,23 @@ def _toy(
     from drm_triton.config import TrainConfig
     from drm_triton.data.csr import CSR
     from drm_triton.evaluate import csr_tensors
-    from drm_triton.kernels.interface import ListPlan
-    from drm_triton.trainer import State, objective_of, one_step
+    from drm_triton.trainer import State, list_plan, objective_of, one_step
 
     random = np.random.default_rng(0)
     users, items = np.nonzero(random.random((N_USERS, N_ITEMS)) < 0.2)
-    seen = csr_tensors(CSR.from_pairs(users, items, (N_USERS, N_ITEMS)), device)
+    interactions = CSR.from_pairs(users, items, (N_USERS, N_ITEMS))
     start = random.normal(scale=1 / FACTORS, size=(N_USERS + N_ITEMS, FACTORS)).astype(np.float32)
     U, V = (torch.from_numpy(part).to(device, dtype) for part in (start[:N_USERS], start[N_USERS:]))
     # Adagrad's sums start above 0: from 0 its first step is the sign of the gradient, and turns rounding into steps.
     state = State(U, V, torch.full_like(U, 0.1), torch.full_like(V, 0.1))
     config = TrainConfig(factors=FACTORS, score=score, eta=ETA)
-    plan = ListPlan(*seen, N_ITEMS, config.rho, config.eta_in_force, share=config.share)
+    plan = list_plan(config, interactions, device)
     batches = []
     for step in range(STEPS):
         users_of, items_of = ops.sample_lists(plan, 0, step * BATCH, (step + 1) * BATCH)
         one_step(state, users_of, items_of, config, objective_of(config), ops, config.lr)
         batches.append(torch.cat([users_of[:, None], items_of], 1))
-    top, scores = ops.top_k(state.U, state.V, K, score, seen)
+    top, scores = ops.top_k(state.U, state.V, K, score, csr_tensors(interactions, device))
     return torch.cat(batches).cpu(), torch.cat([state.U, state.V]).cpu(), top.cpu(), scores.cpu()
 
 

@@ -209,6 +209,12 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
+def best_record(records: Sequence[dict[str, Any]], monitor: str) -> dict[str, Any]:
+    """The record of the epoch with the best validation metric, the earliest of equal ones; empty without validation."""
+    name = f"valid/{monitor}"
+    return max((record for record in records if name in record), key=lambda record: record[name], default={})
+
+
 def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """What a result depends on besides its configuration."""
     return {

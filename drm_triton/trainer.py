@@ -294,10 +294,11 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     table = 4 * rows * config.factors
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
-    lists = min(config.batch_size, interactions)
+    lists, share = min(config.batch_size, interactions), sharing(config)
+    sums = n * config.factors // share if share > 1 else 0  # of the entries that lists share
     return {
         "factors": table,
         "adagrad state": table,
         "interactions": 4 * interactions + 8 * (dataset.n_users + 1),
-        "batch": 4 * lists * (4 * n + 2 * config.factors + n * config.factors // sharing(config) * (config.share > 1)),
+        "batch": 4 * lists * (4 * n + 2 * config.factors + sums),
     }

@@ -17,7 +17,7 @@ from drm_triton.errors import InputError
 from drm_triton.evaluate import MIN_TRAIN, Evaluation, evaluate, factor_ranker, popularity_ranker
 from drm_triton.model import DRM
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.run import checkpoint_directory, read_environment, read_metrics
+from drm_triton.run import best_record, checkpoint_directory, read_environment, read_metrics
 
 CUT_OFFS = (10, 50)
 
@@ -83,8 +83,7 @@ class Measured:
     @property
     def best_epoch(self) -> int | None:
         """The first epoch with the highest monitored metric, None without validation."""
-        validated = [record for record in self.records if self.monitor in record]
-        return max(validated, key=lambda record: record[self.monitor])["epoch"] if validated else None
+        return best_record(self.records, self.config.monitor).get("epoch")
 
 
 def measure_runs(

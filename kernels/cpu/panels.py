@@ -38,7 +38,7 @@ class Items(NamedTuple):
     rows: np.ndarray  # float32 [N, d], of which the scores are made
     panels: np.ndarray  # float32 [*, d, WIDTH], or int32 [*, words, WIDTH], each of four bytes
     bias: np.ndarray  # float32 [N filled up], -inf in the filling
-    scale: np.ndarray  # float32 [N filled up], factors per unit of a byte; and with panels of floats nothing
+    scale: np.ndarray  # float32 [N filled up], what a byte counts; 1 with panels of floats
     offset: np.ndarray  # int32 [N filled up], -128 times the sum of a row's bytes, since queries have 128 added
     error: float  # largest |v - v'|
     norm: float  # largest |v'|
