@@ -23,3 +23,8 @@ def shared_data() -> Callable[[str], Path]:
         return SHARED / name
 
     return find
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of this suite."""
+    parser.addoption("--record-bits", action="store_true", help="write tests/bits.json anew instead of comparing")
