@@ -16,7 +16,7 @@ import numpy as np
 
 from drm_triton.bench import quality
 from drm_triton.config import TrainConfig
-from drm_triton.run import processor
+from drm_triton.training.run import processor
 
 TRIALS = quality.RESULTS / "defaults.jsonl"
 

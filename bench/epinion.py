@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from drm_triton.bench import quality
-from drm_triton.run import processor
+from drm_triton.training.run import processor
 
 TRIALS = quality.RESULTS / "epinion.jsonl"
 METRICS = ("map_k@10", "ndcg@10", "recall@50", "ndcg@50")

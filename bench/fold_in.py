@@ -30,8 +30,8 @@ from drm_triton.bench.quality import SETS
 from drm_triton.bench.record import RESULTS, Row, environment, race
 from drm_triton.data.csr import CSR
 from drm_triton.data.split import lots
-from drm_triton.evaluate import Ranker, evaluate, factor_ranker, popularity_ranker
-from drm_triton.fold_in import fold_in, mean_direction
+from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, popularity_ranker
+from drm_triton.ranking.fold_in import fold_in, mean_direction
 
 WAYS = ("fold-in", "trained in", "same items", "mean", "popularity")
 METRICS = ("ndcg@10", "recall@50")

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from drm_triton import Dataset, TrainConfig
 from drm_triton.bench.quality import RESULTS, prepared
-from drm_triton.evaluate import evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.interface import ListPlan, Objective
-from drm_triton.run import processor
-from drm_triton.trainer import State, initial_state, train, warm_up
+from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.training.loop import State, initial_state, train, warm_up
+from drm_triton.training.run import processor
 
 CANDIDATES = 180
 

@@ -41,9 +41,9 @@ from drm_triton.bench.record import RESULTS, Row, environment, race, save
 from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.jit import allocating
 from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, filter_panel
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.interface import ListPlan, Objective
 

@@ -34,7 +34,7 @@ import numpy as np
 import polars as pl
 
 import drm_triton
-from drm_triton.data.synthetic import Shape, generate, write_melon
+from drm_triton.data.prepare.synthetic import Shape, generate, write_melon
 
 RESULTS = Path(__file__).parent / "results" / "prepare.json"
 MAX_RATIO, MAX_GB = 3.0, 1.5

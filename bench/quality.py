@@ -92,9 +92,9 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
     import drm_triton
     from drm_triton import Dataset, TrainConfig
     from drm_triton.bench import peers
-    from drm_triton.evaluate import evaluate, factor_ranker
     from drm_triton.kernels import get_backend
     from drm_triton.kernels.interface import Score
+    from drm_triton.ranking.evaluate import evaluate, factor_ranker
 
     torch.set_num_threads(1)
     data = Dataset.load(task["data"])
@@ -192,7 +192,7 @@ def report(sets: list[str], models: list[str], budget: int, seeds: int) -> str:
     """Test means over seeds, and Welch's t-test of the better DRM against each rival."""
     from scipy.stats import ttest_ind
 
-    from drm_triton.run import processor
+    from drm_triton.training.run import processor
 
     lines = [
         f"Test means over {seeds} seeds of the best of {budget} trials; {processor()}, "

@@ -17,7 +17,7 @@ import numba
 import torch
 
 from drm_triton._version import __version__
-from drm_triton.run import processor
+from drm_triton.training.run import processor
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Row = dict[str, Any]

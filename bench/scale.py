@@ -22,9 +22,9 @@ def measure(path: str, epochs: int, factors: int) -> None:
     """Train and evaluate in this process; print what it took."""
     from drm_triton import DRM, Dataset
     from drm_triton.bench.record import environment
-    from drm_triton.data.synthetic import Shape, generate
+    from drm_triton.data.prepare.synthetic import Shape, generate
     from drm_triton.kernels import get_backend
-    from drm_triton.trainer import memory_estimate
+    from drm_triton.training.loop import memory_estimate
 
     # Load and compile everything on tiny data first: what the program itself needs, whatever the data.
     users, items = generate(Shape(50, 40, 400), 0)

@@ -128,7 +128,7 @@ def make_model(path: Path) -> None:
     import polars as pl
 
     from drm_triton import DRM, Dataset
-    from drm_triton.data.synthetic import Shape, generate
+    from drm_triton.data.prepare.synthetic import Shape, generate
 
     users, items = generate(Shape(USERS, ITEMS, INTERACTIONS), 0)
     data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), ratios=(1, 0, 0))

@@ -35,13 +35,13 @@ from drm_triton import Dataset, TrainConfig
 from drm_triton.bench import rivals
 from drm_triton.bench.record import RESULTS, Row, environment, race, save
 from drm_triton.data.dataset import CSR
-from drm_triton.data.synthetic import Shape, generate
-from drm_triton.evaluate import evaluate, factor_ranker
+from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.jit import allocating
 from drm_triton.kernels.cpu.lists import score_items
-from drm_triton.trainer import initial_state, list_plan, objective_of
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.jit import allocating
+from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.training.loop import initial_state, list_plan, objective_of
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384

@@ -21,9 +21,9 @@ from drm_triton import DRM, Dataset
 from drm_triton.bench import peers
 from drm_triton.bench.quality import RESULTS, chosen, prepared
 from drm_triton.bench.record import environment
-from drm_triton.evaluate import evaluate, factor_ranker
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.interface import Score
+from drm_triton.ranking.evaluate import evaluate, factor_ranker
 
 Curve = list[tuple[float, float]]  # seconds, validation NDCG@10
 EPOCHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)

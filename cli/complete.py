@@ -22,7 +22,7 @@ def runs(incomplete: str) -> list[str]:
 
 def sources(incomplete: str) -> list[tuple[str, str]]:
     """Sources of `prepare`, with what they are."""
-    from drm_triton.data.sources import SOURCES
+    from drm_triton.data.prepare.sources import SOURCES
 
     return [(name, source.summary) for name, source in SOURCES.items() if name.startswith(incomplete)]
 

@@ -47,14 +47,14 @@ def evaluate(
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
     """
-    from drm_triton.data.prepare import find_dataset
+    from drm_triton.data import find_dataset
     from drm_triton.errors import InputError
-    from drm_triton.evaluate import by_activity as grouped
-    from drm_triton.evaluate import evaluate as measure
-    from drm_triton.evaluate import factor_ranker, popularity_ranker
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.run import dataset_of
+    from drm_triton.ranking.evaluate import by_activity as grouped
+    from drm_triton.ranking.evaluate import evaluate as measure
+    from drm_triton.ranking.evaluate import factor_ranker, popularity_ranker
+    from drm_triton.training.run import dataset_of
 
     if on not in ("valid", "test"):
         raise InputError(f"--on must be valid or test, got {on!r}")
@@ -127,13 +127,13 @@ def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list
 
 
 def _write_parquet(frame: Any, path: Path) -> None:
-    from drm_triton.checkpoint import replace_file
+    from drm_triton.training.checkpoint import replace_file
 
     replace_file(path, frame.write_parquet)
 
 
 def _draw(groups: Any, metric: str, path: Path) -> None:
-    from drm_triton.checkpoint import replace_file
     from drm_triton.plots import activity_bars
+    from drm_triton.training.checkpoint import replace_file
 
     replace_file(path, lambda place: activity_bars(groups, metric, place))

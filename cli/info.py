@@ -31,8 +31,8 @@ def info(
 
       drm-triton info data/ratings --json
     """
+    from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
-    from drm_triton.data.prepare import find_dataset
 
     path = find_dataset(directory)
     data = Dataset.load(path)
@@ -100,7 +100,7 @@ def describe(data: "Dataset", path: Path) -> None:
 
 
 def _published(data: "Dataset") -> dict[str, float] | None:
-    from drm_triton.data.sources import SOURCES
+    from drm_triton.data.prepare.sources import SOURCES
 
     source = SOURCES.get(str(data.meta.get("source")))
     if source is None or source.published is None or data.meta.get("synthetic"):

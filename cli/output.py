@@ -50,7 +50,7 @@ def check_target(option: str, path: Path) -> None:
 
 def write(frames: Iterable["pl.DataFrame"], form: Format, out: Path | None) -> None:
     """Write frames of the same columns, the first of them naming whose list it is."""
-    from drm_triton.checkpoint import replace_file
+    from drm_triton.training.checkpoint import replace_file
 
     if form == "parquet":
         assert out is not None

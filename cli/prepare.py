@@ -114,11 +114,11 @@ def prepare(
       drm-triton prepare ml-100k --download --min-user 5
     """
     from drm_triton.cli.info import describe, summary
-    from drm_triton.data import prepare as preparation
-    from drm_triton.data import sources
-    from drm_triton.data.pipeline import Options
-    from drm_triton.data.synthetic import Shape
-    from drm_triton.data.tables import Reading
+    from drm_triton.data.prepare import prepare as preparation
+    from drm_triton.data.prepare import sources
+    from drm_triton.data.prepare.build import Options
+    from drm_triton.data.prepare.synthetic import Shape
+    from drm_triton.data.prepare.tables import Reading
     from drm_triton.progress import Reporter
 
     if list_sources:
@@ -163,7 +163,7 @@ def prepare(
             raw = [str(preparation.write_synthetic_melon(shape, seed, report))]
             remarks = {"synthetic": dataclasses.asdict(shape)}
         elif download:
-            from drm_triton.data.download import fetch_source
+            from drm_triton.data.prepare.download import fetch_source
 
             raw = [str(fetch_source(chosen, preparation.raw_dir(chosen), report))]
         paths = raw or [str(path) for path in preparation.find_raw(chosen)]
@@ -190,7 +190,7 @@ def _shares(text: str) -> tuple[float, float, float]:
 
 
 def _print_sources(as_json: bool) -> None:
-    from drm_triton.data.sources import SOURCES
+    from drm_triton.data.prepare.sources import SOURCES
 
     if as_json:
         fields = ("name", "summary", "origin", "licence", "layout", "wanted", "url")

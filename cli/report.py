@@ -51,7 +51,7 @@ def report(
 
       drm-triton report model --dataset data/melon --out reports/model
     """
-    from drm_triton.data.prepare import find_dataset
+    from drm_triton.data import find_dataset
     from drm_triton.progress import Reporter
     from drm_triton.report import write_report
 

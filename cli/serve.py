@@ -45,7 +45,7 @@ def serve(
     try:
         import uvicorn
 
-        from drm_triton.serve import create_app
+        from drm_triton.serving.app import create_app
     except ImportError as error:
         if (error.name or "").startswith("drm_triton"):
             raise

@@ -19,7 +19,7 @@ from drm_triton.config import TrainConfig
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
-    from drm_triton.trainer import EpochEnd, State
+    from drm_triton.training.loop import EpochEnd, State
 
 MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Files and output"
 
@@ -108,8 +108,8 @@ def train(
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.run import best_record, new_directory, read_metrics
-    from drm_triton.trainer import warm_up
+    from drm_triton.training.loop import warm_up
+    from drm_triton.training.run import best_record, new_directory, read_metrics
 
     options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
     data, settings, place = _resolved(dataset, run, config, resume, options)
@@ -149,10 +149,10 @@ def _resolved(
 ) -> "tuple[Dataset, TrainConfig, Path]":
     """Data set, configuration and run directory that the options name together."""
     from drm_triton.config import TrainConfig
+    from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
-    from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import InputError
-    from drm_triton.run import check_resumable, dataset_of, existing
+    from drm_triton.training.run import check_resumable, dataset_of, existing
 
     if resume is not None:
         if run is not None or config is not None:
@@ -171,7 +171,7 @@ def _resolved(
 
 
 def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
-    from drm_triton.trainer import memory_estimate
+    from drm_triton.training.loop import memory_estimate
 
     settings = settings.resolved()
     memory = memory_estimate(data, settings)

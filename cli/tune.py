@@ -12,7 +12,7 @@ from drm_triton.cli import complete
 from drm_triton.cli.train import PLACES, option
 
 if TYPE_CHECKING:
-    from drm_triton.tune import Study
+    from drm_triton.training.tune import Study
 
 SEARCH, FIXED = "Search", "Fixed, so not searched"
 NOT_CONFIG = {"dataset", "study", "config", "quiet", "as_json", "trials", "seconds", "space"}
@@ -70,13 +70,13 @@ def tune(
       drm-triton train -d melon --config studies/melon/best.toml
     """
     from drm_triton.config import TrainConfig, overridden, read_toml
+    from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
-    from drm_triton.data.prepare import find_dataset
     from drm_triton.errors import DrmError, InputError
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.trainer import warm_up
-    from drm_triton.tune import SPACE, Study, checked_space
+    from drm_triton.training.loop import warm_up
+    from drm_triton.training.tune import SPACE, Study, checked_space
 
     if dataset is None:
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")

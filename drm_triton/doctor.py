@@ -135,7 +135,7 @@ def _survey(tell: Callable[..., None]) -> None:
     tell(gpus=_attempt(_gpus) or [])
     import torch
 
-    from drm_triton.kernels.cpu.threads import n_threads
+    from drm_triton.kernels.cpu.runtime.threads import n_threads
 
     tell(threads={"torch": torch.get_num_threads(), "numba": n_threads()})
 
@@ -198,8 +198,8 @@ def _toy(
 
     from drm_triton.config import TrainConfig
     from drm_triton.data.csr import CSR
-    from drm_triton.evaluate import csr_tensors
-    from drm_triton.trainer import State, list_plan, objective_of, one_step
+    from drm_triton.ranking.evaluate import csr_tensors
+    from drm_triton.training.loop import State, list_plan, objective_of, one_step
 
     random = np.random.default_rng(0)
     users, items = np.nonzero(random.random((N_USERS, N_ITEMS)) < 0.2)

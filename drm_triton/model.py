@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton import checkpoint
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.data.store import atomic_directory
 from drm_triton.errors import DrmError, InputError
-from drm_triton.evaluate import Evaluation, evaluate, factor_ranker
-from drm_triton.fold_in import fold_in
 from drm_triton.kernels import get_backend
-from drm_triton.lists import (
+from drm_triton.machine import use_threads
+from drm_triton.ranking.evaluate import Evaluation, evaluate, factor_ranker
+from drm_triton.ranking.fold_in import fold_in
+from drm_triton.ranking.recommend import (
     Candidates,
     Unknown,
     check_k,
@@ -29,9 +29,8 @@ from drm_triton.lists import (
     top_lists,
     without_interactions,
 )
-from drm_triton.machine import use_threads
-from drm_triton.run import Run, checkpoint_directory, interactions_only
-from drm_triton.trainer import (
+from drm_triton.training import checkpoint
+from drm_triton.training.loop import (
     BatchCallback,
     EpochCallback,
     EpochEnd,
@@ -42,6 +41,7 @@ from drm_triton.trainer import (
     warm_up,
     warn_if_unvalidated,
 )
+from drm_triton.training.run import Run, checkpoint_directory, interactions_only
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each person
@@ -133,7 +133,7 @@ class DRM:
         ops = get_backend(None if self.config.backend == "auto" else self.config.backend)
         use_threads("torch", self.config.threads, torch.get_num_threads, torch.set_num_threads)
         if ops.__name__.endswith(".cpu"):
-            from drm_triton.kernels.cpu.threads import n_threads, set_threads
+            from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
 
             use_threads("numba", self.config.threads, n_threads, set_threads)
         on_gpu = ops.__name__.endswith(".gpu") and torch.cuda.is_available()
@@ -263,8 +263,8 @@ class DRM:
     def fold_in(self, histories: Histories) -> Tensor:
         """Vectors of persons who were not in the training data, float32 [B, d], from the items they liked.
 
-        The item factors stay, and the vectors are fitted by the objective of training, see `drm_triton.fold_in`. The
-        same items give the same vector, to the bit, in whatever order and company they come.
+        The item factors stay, and the vectors are fitted by the objective of training, see
+        `drm_triton.ranking.fold_in`. The same items give the same vector, to the bit, in whatever order and company they come.
 
         Parameters
         ----------

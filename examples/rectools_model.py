@@ -21,7 +21,7 @@ from rectools.models.rank import Distance
 from rectools.models.vector import Factors, VectorModel
 
 from drm_triton import DRM, Dataset, TrainConfig
-from drm_triton.data.synthetic import Shape, generate
+from drm_triton.data.prepare.synthetic import Shape, generate
 
 
 class DRMModelConfig(ModelConfig):

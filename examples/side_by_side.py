@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 
 from drm_triton import DRM
-from drm_triton.run import dataset_of
+from drm_triton.training.run import dataset_of
 
 
 def main(run: str, users: list[str] | None, k: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Training and recommending give the bits on record: a refactoring may not move them in silence.
 
 `tests/bits.json` holds SHA-256 digests for each environment in which they were recorded. Bits depend on the processor
-and on the versions of the numerical libraries, so an environment without a record is skipped. To add one, or to renew it
-after a change that has to move the rounding (say so in CHANGELOG.md):
+and on the versions of the numerical libraries, so an environment without a record is skipped. To add one, or to renew
+it after a change that has to move the rounding (say so in CHANGELOG.md):
 
     python -m pytest tests/test_bits.py --record-bits
 """

@@ -25,7 +25,7 @@ import typer
 
 from drm_triton import DRM, Dataset
 from drm_triton.cli import app, main
-from drm_triton.data.synthetic import Shape, generate
+from drm_triton.data.prepare.synthetic import Shape, generate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -98,7 +98,7 @@ def is_service(words: list[str]) -> None:
     """`drm-triton serve` runs until it is stopped: its options exist, and its service answers in this process."""
     from fastapi.testclient import TestClient
 
-    from drm_triton.serve import create_app
+    from drm_triton.serving.app import create_app
 
     assert {word for word in words if word.startswith("--")} <= known_options()["drm-triton serve"]
     served["client"] = TestClient(create_app(DRM.load(words[2]), "test"))

@@ -13,7 +13,7 @@ import pytest
 
 from drm_triton import DRM, Dataset
 from drm_triton import export as module
-from drm_triton.data.synthetic import Shape, generate
+from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
 from drm_triton.export import export
 

@@ -11,14 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drm_triton import DRM, Dataset, fold_in
-from drm_triton.data.synthetic import Shape, generate
+from drm_triton import DRM, Dataset
+from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.evaluate import evaluate, factor_ranker
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.cpu.threads import n_threads, set_threads
-from drm_triton.lists import encode_histories
-from drm_triton.trainer import objective_of
+from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
+from drm_triton.ranking import fold_in
+from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.ranking.recommend import encode_histories
+from drm_triton.training.loop import objective_of
 
 N_USERS, N_ITEMS = 120, 90
 
@@ -111,7 +112,7 @@ def test_nobody_gets_an_empty_frame_of_the_same_kind(model: DRM) -> None:
 
 def test_blocks_are_the_whole(model: DRM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model.recommend(k=3)
-    monkeypatch.setattr("drm_triton.lists.BLOCK", 7)
+    monkeypatch.setattr("drm_triton.ranking.recommend.BLOCK", 7)
     blocks = list(model.recommend_blocks(k=3))
     assert len(blocks) == -(-model.interactions.n_users // 7)
     assert pl.concat(blocks).equals(whole)
@@ -262,7 +263,7 @@ def test_a_vector_does_not_depend_on_threads_or_batches(
     lists = [data.item_ids[data.train.row(u)].to_list() for u in range(data.n_users)] * 3
     vectors = []
     for number, together in ((1, 512), (2, 512), (2, 50), (1, 1)):
-        monkeypatch.setattr("drm_triton.fold_in.TOGETHER", together)
+        monkeypatch.setattr("drm_triton.ranking.fold_in.TOGETHER", together)
         set_threads(number)
         torch.set_num_threads(number)
         vectors.append(model.fold_in(lists))

@@ -1,7 +1,15 @@
+"""Data sets: where they lie, how they are stored, and how raw files become one."""
+
 import os
 from pathlib import Path
 
 
 def data_dir() -> Path:
-    """Return where data lives by default: $DRM_DATA, or data/ in the working directory."""
+    """Return the directory of data sets: $DRM_DATA, or data/ in the working directory."""
     return Path(os.environ.get("DRM_DATA") or "data")
+
+
+def find_dataset(name: str | Path) -> Path:
+    """Return the directory of a prepared data set, given as a path or as a name under the data directory."""
+    under = data_dir() / name
+    return under if not os.path.exists(name) and os.path.exists(under) else Path(name)

@@ -191,7 +191,8 @@ class Dataset:
         >>> Dataset.from_frame(frame, ratios=(1, 0, 0))
         Dataset(users=2, items=2, train=3, valid=0, test=0)
         """
-        from drm_triton.data import frames, pipeline
+        from drm_triton.data.prepare import build as pipeline
+        from drm_triton.data.prepare import columns as frames
 
         names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp}
         raw = frames.raw_from_frame(frame, names)

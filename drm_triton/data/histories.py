@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from drm_triton.data.frames import spells
+from drm_triton.data.prepare.columns import spells
 from drm_triton.errors import InputError
 
 SEPARATORS = ("\t", ";", "|", ",")

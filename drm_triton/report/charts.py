@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from drm_triton.evaluate import by_activity
+from drm_triton.ranking.evaluate import by_activity
 from drm_triton.report import svg
 from drm_triton.report.markup import HEADLINE, METRICS, details, escape, table, value
 from drm_triton.report.measure import Measured, data_of

@@ -7,7 +7,7 @@ from importlib import resources
 from string import Template
 
 from drm_triton._version import __version__
-from drm_triton.evaluate import MIN_TRAIN
+from drm_triton.ranking.evaluate import MIN_TRAIN
 from drm_triton.report import svg
 from drm_triton.report.charts import activity_section, curves_section
 from drm_triton.report.facts import configuration_section, data_section

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from drm_triton.evaluate import membership
+from drm_triton.ranking.evaluate import membership
 from drm_triton.report import svg
 from drm_triton.report.markup import escape
 from drm_triton.report.measure import Data, Measured, data_of

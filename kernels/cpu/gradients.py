@@ -8,10 +8,10 @@ their negatives (`shared`) read the rows of these once, and take scores and grad
 import numpy as np
 from torch import Tensor
 
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, empty, view
-from drm_triton.kernels.cpu.jit import inline, kernel
 from drm_triton.kernels.cpu.lists import Loss, add_rows, list_loss, score_items, scratch_for, turn_to_l2
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.shared import gradients_of_groups
 from drm_triton.kernels.interface import INT32, ListGradients, Objective, check_lists
 

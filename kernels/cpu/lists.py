@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from drm_triton.kernels.cpu.jit import allocating, inline, prefetch_row
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, prefetch_row
+from drm_triton.kernels.cpu.runtime.simd import LANES, largest, least, padded
 from drm_triton.kernels.cpu.softsort import KEPT, all_finite, pad, relaxed_topk, relaxed_topk_gradient
-from drm_triton.kernels.cpu.vectors import LANES, largest, least, padded
 
 f32 = np.float32
 NAN = f32(np.nan)

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from drm_triton.kernels.cpu.vectors import AVX512, FEATURES, FUSED, LANES, VectorBuilder
+from drm_triton.kernels.cpu.runtime.simd import AVX512, FEATURES, FUSED, LANES, VectorBuilder
 from drm_triton.kernels.interface import Score
 
 BYTES = {"avx512f", "avx512vnni"} <= FEATURES

@@ -16,8 +16,8 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from drm_triton.errors import InputError
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.jit import inline, kernel
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.interface import ListPlan, check_sample
 from drm_triton.kernels.reference import NEGATIVES, ORDER, POSITIVES, ROUNDS, SHARED, USER
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.lists import add_rows, list_loss, score_items, scratch_for, turn_to_l2
-from drm_triton.kernels.cpu.vectors import LANES, ROWS, multiply, negative_distances, padded
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, negative_distances, padded
 
 f32 = np.float32
 

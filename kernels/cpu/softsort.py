@@ -25,10 +25,10 @@ from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import view
-from drm_triton.kernels.cpu.jit import inline, kernel
-from drm_triton.kernels.cpu.vectors import LANES, largest, least, padded, sum_above, sum_pairs
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.arrays import view
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel
+from drm_triton.kernels.cpu.runtime.simd import LANES, largest, least, padded, sum_above, sum_pairs
 from drm_triton.kernels.interface import FLOATS, check_softsort
 
 KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again

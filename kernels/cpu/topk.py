@@ -20,10 +20,10 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from drm_triton.errors import InputError
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, Items, filter_panel, pack, pack_queries
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.softsort import float_from_bits
 from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k, largest_norm
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
-from drm_triton.kernels.cpu import threads
-from drm_triton.kernels.cpu.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.shared import Entries, sum_shared
 from drm_triton.kernels.interface import ADAGRAD_EPS, INT32, Score, check_update
 

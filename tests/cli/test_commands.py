@@ -141,7 +141,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(line: str) -> None:
 def test_what_nobody_foresaw_is_a_paragraph_too(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drm_triton.data.prepare.find_dataset", mock.Mock(side_effect=error))
+    monkeypatch.setattr("drm_triton.data.find_dataset", mock.Mock(side_effect=error))
     code, out, err = call("info", "x")
     assert (code, out) == (1, "")
     assert err.startswith(message)

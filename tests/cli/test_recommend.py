@@ -15,7 +15,7 @@ import pytest
 
 from drm_triton import DRM, Dataset
 from drm_triton.cli import main
-from drm_triton.data.synthetic import Shape, generate
+from drm_triton.data.prepare.synthetic import Shape, generate
 
 READERS = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "json": pl.read_json, "parquet": pl.read_parquet}
 
@@ -66,7 +66,7 @@ def rows(*arguments: object) -> list[dict]:
 def test_everyone_in_every_format(
     run: Path, model: DRM, tmp_path: Path, form: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drm_triton.lists.BLOCK", block)
+    monkeypatch.setattr("drm_triton.ranking.recommend.BLOCK", block)
     file = tmp_path / f"top.{form}"
     code, out, errors = call("recommend", run, "--all", "--k", 3, "--out", file)
     assert (code, out, errors) == (0, "", "")

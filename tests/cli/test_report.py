@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from drm_triton import DRM, Dataset
 from drm_triton.cli import main
-from drm_triton.data.synthetic import Shape, generate
+from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.report import svg, write_report
 
 EVIL_TITLE = '</script><script>alert("1")</script>'

@@ -18,8 +18,8 @@ import pytest
 
 from drm_triton import DRM, Dataset
 from drm_triton.cli.serve import _announce
-from drm_triton.data.synthetic import Shape, generate
-from drm_triton.serve import MAX_BODY
+from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.serving.app import MAX_BODY
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ import pytest
 from drm_triton import Dataset
 from drm_triton.cli import main
 from drm_triton.cli.train import HEADLINE
-from drm_triton.data.synthetic import Shape, generate
-from drm_triton.run import read_metrics
+from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.training.run import read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.data.synthetic import Shape, generate
-from drm_triton.tune import SPACE, tune
+from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.training.tune import SPACE, tune
 
 
 @pytest.fixture(scope="module")

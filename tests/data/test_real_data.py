@@ -8,9 +8,9 @@ import scipy.io
 from typer.testing import CliRunner
 
 from drm_triton.cli import app
-from drm_triton.data.pipeline import Options
-from drm_triton.data.prepare import prepare
-from drm_triton.data.sources import find_source
+from drm_triton.data.prepare.build import Options
+from drm_triton.data.prepare.prepare import prepare
+from drm_triton.data.prepare.sources import find_source
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.cpu.jit import inline
+from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX, exp
 from drm_triton.kernels.interface import Weight
 

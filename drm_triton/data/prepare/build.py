@@ -1,0 +1,184 @@
+"""From raw interactions to a `Dataset`: read, threshold, de-duplicate, k-core, encode, split.
+
+Polars reads (streaming, only the columns needed) and turns ids into codes, numbered by sorted external id so that the
+order of rows cannot matter. An interaction is from then on one integer of 64 bits, user code above, item code below;
+sorting these puts duplicates side by side and leaves the rows of a CSR matrix in order.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.prepare.columns import Raw
+from drm_triton.data.prepare.inputs import reading
+from drm_triton.data.prepare.read import collect
+from drm_triton.data.split import PAPER_RATIOS, SPLITS, SplitName, check_ratios, split
+from drm_triton.errors import InputError
+from drm_triton.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to keep and how to split it. See `Dataset.from_frame` for the meaning of each."""
+
+    min_rating: float | None = None
+    min_user: int = 1
+    min_item: int = 1
+    split: SplitName = "random"
+    ratios: tuple[float, float, float] = PAPER_RATIOS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise InputError(f"unknown split {self.split!r}: choose one of {', '.join(SPLITS)}")
+        check_ratios(self.ratios)
+        # NumPy's numbers are as good as Python's, but cannot be stored as JSON.
+        object.__setattr__(self, "ratios", tuple(float(r) for r in self.ratios))
+        for name in ("min_user", "min_item", "seed"):
+            try:
+                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            except TypeError:
+                label = name.replace("_", "-")
+                raise InputError(f"{label} must be a whole number, got {getattr(self, name)!r}") from None
+            if name != "seed" and getattr(self, name) < 0:
+                raise InputError(f"{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        if self.min_rating is not None:
+            if not isinstance(self.min_rating, int | float | np.number) or self.min_rating != self.min_rating:
+                raise InputError(f"min-rating must be a number, got {self.min_rating!r}")
+            object.__setattr__(self, "min_rating", float(self.min_rating))
+
+
+def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
+    """Run every step on raw interactions and return the data set, with the statistics of each step in its meta."""
+    steps: list[dict[str, Any]] = []
+
+    def record(name: str, rows: int, users: int, items: int) -> None:
+        steps.append({"step": name, "interactions": rows, "users": users, "items": items})
+        if rows == 0:
+            _fail_empty(steps, raw)
+
+    with report.step("read") as step:
+        frame = collect(raw, options)
+        step.note(f"{len(frame):,} rows")
+    with report.step("filter") as step:
+        user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
+        record("read", len(frame), len(user_ids), len(item_ids))
+        if raw.own_filter:
+            name, keep = raw.own_filter
+            frame = keep(frame.lazy()).collect()
+            record(name, len(frame), frame["user"].n_unique(), frame["item"].n_unique())
+        if options.min_rating is not None:
+            frame = frame.filter("keep").drop("keep")
+        codes = _encode(frame, user_ids, item_ids)
+        del frame
+        if options.min_rating is not None:
+            counts = (_present(codes[role].to_numpy()) for role in ("user", "item"))
+            record(f"rating >= {options.min_rating:g}", len(codes), *counts)
+        users, items, time = _distinct(codes)
+        del codes
+        record("one row per user and item", len(users), _present(users), _present(items))
+        if max(options.min_user, options.min_item) > 1:
+            kept = core(users, items, options.min_user, options.min_item)
+            users, items, time = users[kept], items[kept], time if time is None else time[kept]
+            name = f"at least {options.min_user} items per user and {options.min_item} users per item"
+            record(name, len(users), _present(users), _present(items))
+        users, user_ids = _compact(users, user_ids)
+        items, item_ids = _compact(items, item_ids)
+        step.note(f"{len(users):,} interactions, {len(user_ids):,} users, {len(item_ids):,} items")
+    with report.step("split") as step:
+        labels = split(users, items, time, options.split, options.ratios, options.seed)
+        shape = (len(user_ids), len(item_ids))
+        parts = (labels == k for k in range(3))
+        train, valid, test = (CSR.from_pairs(users[part], items[part], shape) for part in parts)
+        if not train.nnz:
+            raise InputError(
+                f"the split {options.split!r} leaves none of {len(users):,} interactions to train on: raise the first "
+                f"of {raw.option('ratios')}, choose another {raw.option('split')}, or give more data"
+            )
+        step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
+    meta = {"source": "frame", "options": asdict(options), "steps": steps}
+    return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)
+
+
+def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
+    """Mark the interactions [n] of the largest part where each user has `min_user` and each item `min_item` of them."""
+    kept = np.ones(len(users), dtype=bool)
+    u, i = users, items
+    while True:
+        enough = (np.bincount(u) >= min_user)[u] & (np.bincount(i) >= min_item)[i]
+        if enough.all():
+            return kept
+        kept[kept] = enough
+        u, i = u[enough], i[enough]
+
+
+def _fail_empty(steps: list[dict[str, Any]], raw: Raw) -> None:
+    if len(steps) == 1:
+        raise InputError("the input has no interactions: a header without rows, or lists without items")
+    before, after = steps[-2], steps[-1]
+    own = raw.own_filter is not None and raw.own_filter[0] == after["step"]
+    rating, user, item = (raw.option(name) for name in ("min-rating", "min-user", "min-item"))
+    advice = f"give {user} and {item} in its place" if own else f"lower {rating}, {user} or {item}"
+    raise InputError(
+        f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
+        f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
+    )
+
+
+def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:
+    """Replace external ids by codes: positions in the sorted ids."""
+    lazy = frame.lazy()
+    for role, ids in (("user", user_ids), ("item", item_ids)):
+        table = ids.alias(role).to_frame().with_row_index("code").lazy()
+        lazy = lazy.join(table, on=role).drop(role).rename({"code": role})
+    return lazy.collect(engine="streaming")
+
+
+def _distinct(codes: pl.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray | None]:
+    """Return users, items and times [n] sorted by user, then item; of repeated pairs the latest stays."""
+    pair = (pl.col("user").cast(pl.Int64) * 2**32 + pl.col("item")).alias("pair")
+    if "time" in codes.columns:
+        frame = codes.select(pair, "time").sort("pair", "time")
+        frame = frame.filter(pl.col("pair").ne_missing(pl.col("pair").shift(-1)))
+        pairs, time = frame["pair"].to_numpy(), frame["time"].to_numpy()
+    else:
+        pairs, time = codes.select(pair).to_series().sort().to_numpy(), None
+        different = pairs[1:] != pairs[:-1]
+        if not different.all():
+            pairs = pairs[np.concatenate([[True], different])]
+    return (pairs >> 32).astype(np.int32), pairs.astype(np.int32), time  # the upper and the lower half
+
+
+def _present(codes: NDArray[np.integer]) -> int:
+    """Count the different codes."""
+    seen = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=bool)
+    seen[codes] = True
+    return int(np.count_nonzero(seen))
+
+
+def _compact(codes: NDArray[np.int32], ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
+    """Renumber codes [n] so that only ids still in use have one; the order of ids stays."""
+    used = np.bincount(codes, minlength=len(ids)) > 0
+    if used.all():
+        return codes, ids
+    return (np.cumsum(used, dtype=np.int32) - 1)[codes], ids.filter(pl.Series(used))
+
+
+def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
+    items = item_ids.to_frame()
+    if raw.titles is None:
+        return items
+    item = pl.col("item")
+    if raw.text and raw.titles.collect_schema()["item"] == pl.String:
+        item = item.str.strip_chars()  # as the ids themselves
+    titles = raw.titles.select(item.cast(item_ids.dtype, strict=False).alias("id"), "title")
+    titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
+    with reading("the titles"):
+        return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

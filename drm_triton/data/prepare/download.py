@@ -1,0 +1,125 @@
+"""Downloads that can be broken off at any point: resumed, verified, and in place only when complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+
+from drm_triton._version import __version__
+from drm_triton.data.prepare.sources.base import Source
+from drm_triton.errors import DrmError, InputError
+from drm_triton.progress import SILENT, Reporter, Step
+
+TIMEOUT = 30.0  # seconds without a byte
+_BLOCK = 1 << 18
+
+
+def fetch_source(source: Source, folder: Path, report: Reporter = SILENT) -> Path:
+    """Fetch a source's file into `folder`, unless it is there, and return its path."""
+    if source.url is None:
+        raise InputError(f"source {source.name} has no public address to download from: get it from {source.origin}")
+    target = folder / source.url.rsplit("/", 1)[-1]
+    if target.exists():
+        report.line(f"{target} is there already")
+        return target
+    return fetch(source.url, target, published_md5(source.url + ".md5"), report)
+
+
+def published_md5(url: str) -> str | None:
+    """Return the MD5 sum published at `url`, or None if there is none."""
+    try:
+        with _open(url) as response:
+            text = response.read(1000).decode("ascii", "replace")
+    except (OSError, HTTPException):
+        return None
+    found = re.search(r"\b[0-9a-fA-F]{32}\b", text)
+    return found.group().lower() if found else None
+
+
+def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SILENT) -> Path:
+    """Download `url` to `target`.
+
+    What has arrived is kept as ``target.part`` and a further call goes on from there, if the server still has the same
+    file (its ETag or date is remembered beside it). The file takes its name only when it is complete and `md5` fits.
+
+    Raises
+    ------
+    DrmError
+        If the server cannot be reached, breaks off, or sends a file with another checksum.
+    """
+    part, tag = target.with_name(target.name + ".part"), target.with_name(target.name + ".part.tag")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with report.step(f"download {url}", unit="bytes") as step:
+            total = _transfer(url, part, tag, step)
+            if total is not None and part.stat().st_size != total:
+                raise DrmError(
+                    f"the download of {url} broke off after {part.stat().st_size:,} of {total:,} bytes: run "
+                    "the same command again, it goes on from there"
+                )
+            step.note(f"{part.stat().st_size:,} bytes")
+    except urllib.error.HTTPError as error:
+        raise DrmError(
+            f"cannot download {url}: the server answers {error.code} {error.reason}; get the file by hand"
+        ) from error
+    except (OSError, HTTPException) as error:
+        raise DrmError(
+            f"the download of {url} failed ({error}): check the connection and run the same command again; what "
+            f"has arrived is kept in {part}"
+        ) from error
+    if md5 is None:
+        report.line(f"no checksum is published for {url}; its SHA-256 is recorded with the data set")
+    elif (found := _md5(part)) != md5:
+        part.unlink()
+        tag.unlink(missing_ok=True)
+        raise DrmError(f"{url} arrived damaged: its MD5 sum is {found} and not the published {md5}; download it again")
+    os.replace(part, target)
+    tag.unlink(missing_ok=True)
+    return target
+
+
+def _transfer(url: str, part: Path, tag: Path, step: Step) -> int | None:
+    """Append to `part` what is missing, or write it anew; return the size of the whole file if the server tells."""
+    have = part.stat().st_size if part.exists() and tag.exists() else 0
+    try:
+        response = _open(url, have, tag.read_text() if have else "")
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":  # all was there but the last rename
+            return have
+        have, response = 0, _open(url)
+    with response:
+        resumed = response.status == HTTPStatus.PARTIAL_CONTENT
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        tag.write_text(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
+        step.total = have + int(length) if length else None
+        step.advance(have)
+        with part.open("ab" if resumed else "wb") as handle:
+            while block := response.read(_BLOCK):
+                handle.write(block)
+                step.advance(len(block))
+    return step.total
+
+
+def _open(url: str, start: int = 0, tag: str = "") -> HTTPResponse:
+    headers = {"User-Agent": f"drm-triton/{__version__}", "Accept-Encoding": "identity"}
+    if start and tag:
+        headers |= {"Range": f"bytes={start}-", "If-Range": tag}  # a file that has changed is sent whole
+    response: HTTPResponse = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    return response
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,24 @@
+"""The vocabulary that options, kernels and commands share: names and ranges. It imports nothing heavy."""
+
+from typing import Literal
+
+Score = Literal["dot", "l2"]  # s_j = u.v_j, or -||u - v_j||^2
+Weight = Literal["uniform", "precision", "recall", "ndcg", "ap"]  # rank weights w_k of the relaxed metric
+ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm"]
+UserSampling = Literal["proportional", "uniform"]
+Init = Literal["spectral", "normal"]
+Schedule = Literal["linear", "constant"]
+CovForm = Literal["decorrelate", "printed"]
+BackendName = Literal["reference", "triton", "cpu"]
+BackendChoice = Literal["auto", "cpu", "triton", "reference"]
+SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
+FitOn = Literal["train", "train+valid", "all"]
+Unknown = Literal["error", "skip", "popular"]  # what to do about an id that the model does not know
+
+SPLIT_PARTS = ("train", "valid", "test")
+METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
+
+TAU_RANGE = (1e-32, 1e32)  # outside it, rank / tau or its inverse overflows float32
+MAX_FLOAT32 = 3.4e38
+MAX_INT32 = 2**31 - 1
+MAX_SEED = 2**63 - 1

@@ -1,0 +1,41 @@
+"""Covariance regularisation of all M + N factors, for the l2 score.
+
+With X the factors stacked, T = M + N rows, m their mean and C = (X - m)^T (X - m) / T:
+
+    printed:      L = (||C||_F - ||diag C||^2) / T         dL/dC = (C / ||C||_F - 2 diag C) / T
+    decorrelate:  L = (||C||_F^2 - ||diag C||^2) / 2       dL/dC = C - diag C
+
+    dL/dX = 2 / T (X - m) dL/dC                            (the path through m vanishes: the rows of X - m sum to 0)
+"""
+
+import torch
+from torch import Tensor
+
+from drm_triton.config import CovForm
+from drm_triton.training.initialize import one_thread
+
+
+def covariance(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [d] and covariance [d, d] of all factors."""
+    T = len(U) + len(V)
+    mean = (U.sum(0) + V.sum(0)) / T
+    U, V = U - mean, V - mean
+    return mean, (U.T @ U + V.T @ V) / T
+
+
+def covariance_loss(U: Tensor, V: Tensor, form: CovForm) -> Tensor:
+    """L_C, a scalar."""
+    _, C = covariance(U, V)
+    if form == "printed":
+        return (torch.linalg.norm(C) - C.diagonal().square().sum()) / (len(U) + len(V))
+    return (C.square().sum() - C.diagonal().square().sum()) / 2
+
+
+def covariance_gradient(U: Tensor, V: Tensor, form: CovForm) -> tuple[Tensor, Tensor]:
+    """Gradient of L_C to U [M, d] and to V [N, d]."""
+    T = len(U) + len(V)
+    with one_thread():  # so that the bits do not depend on the number of threads
+        mean, C = covariance(U, V)
+        diagonal, length = torch.diag(C.diagonal()), torch.linalg.norm(C).clamp(min=1e-30)
+        dC = (C / length - 2 * diagonal) / T if form == "printed" else C - diagonal
+        return (U - mean) @ dC * (2 / T), (V - mean) @ dC * (2 / T)

@@ -1,0 +1,160 @@
+"""Metrics: hand-worked fractions, and two independent libraries, on random rankings and on those of a real model."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drm_triton import DRM
+from drm_triton.config import METRICS
+from drm_triton.data.prepare.prepare import prepare
+from drm_triton.data.prepare.sources import find_source
+from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.ranking.metrics import ranking_metrics
+
+HITS = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], dtype=bool)
+RELEVANT = np.array([2, 3, 5])
+CUT_OFFS = (10, 30)
+
+
+def test_hand_worked_values() -> None:
+    at4 = ranking_metrics(HITS, RELEVANT, 4)
+    log2 = math.log2
+    ideal = [1, 1 + 1 / log2(3), 1 + 1 / log2(3) + 1 / log2(4), 1 + 1 / log2(3) + 1 / log2(4) + 1 / log2(5)]
+    expected = {
+        "precision": [2 / 4, 0, 3 / 4],
+        "recall": [2 / 2, 0, 3 / 5],
+        "ndcg": [(1 + 1 / log2(4)) / ideal[1], 0, (1 / log2(3) + 1 / log2(4) + 1 / log2(5)) / ideal[3]],
+        "map": [(1 / 1 + 2 / 3) / 2, 0, (1 / 2 + 2 / 3 + 3 / 4) / 4],
+        "map_k": [(1 / 1 + 2 / 3) / 4, 0, (1 / 2 + 2 / 3 + 3 / 4) / 4],
+        "hit": [1, 0, 1],
+        "mrr": [1, 0, 1 / 2],
+    }
+    assert tuple(at4) == METRICS
+    for name, values in expected.items():
+        np.testing.assert_allclose(at4[name], values, rtol=1e-15, err_msg=name)
+
+
+def test_a_shorter_ranking_than_k_counts_as_misses() -> None:
+    short, long = np.array([[True]]), np.array([[True, False, False]])
+    for name in METRICS:
+        assert ranking_metrics(short, np.array([2]), 3)[name] == ranking_metrics(long, np.array([2]), 3)[name]
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_metrics_stay_within_their_bounds(k: int, n_relevant: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks = rng.choice(60, size=n_relevant, replace=False)
+    hits = np.isin(np.arange(k), ranks)[None, :]
+    for name, values in ranking_metrics(hits, np.array([n_relevant]), k).items():
+        assert 0 <= values[0] <= 1 + 1e-12, name
+
+
+@dataclass
+class Rankings:
+    """Lists of users, what is relevant to them, and our metrics by name and cut-off."""
+
+    ranked: list[list[int]]
+    relevant: list[set[int]]
+    ours: dict[str, np.ndarray]
+
+    def judged(self) -> dict[str, dict[str, int]]:
+        return {f"{u}": {f"{i}": 1 for i in T} for u, T in enumerate(self.relevant)}
+
+    def run(self, k: int) -> dict[str, dict[str, float]]:
+        """The lists cut off at k. Ranks as scores: trec_eval takes near-equal scores for ties and breaks them by id."""
+        return {f"{u}": {f"{i}": float(100 - r) for r, i in enumerate(row[:k])} for u, row in enumerate(self.ranked)}
+
+    def map_over_all_relevant(self, k: int) -> np.ndarray:
+        """Our map as both libraries divide it: by |T|, where ours is divided by min(K, |T|)."""
+        n_relevant = np.array([len(T) for T in self.relevant])
+        return self.ours[f"map@{k}"] * np.minimum(k, n_relevant) / n_relevant
+
+
+def random_rankings() -> Rankings:
+    """300 users, |T| from 1 to 40, 30 ranked items."""
+    rng = np.random.default_rng(0)
+    ranked = [rng.permutation(200)[:30].tolist() for _ in range(300)]
+    relevant = [set(rng.choice(200, size=rng.integers(1, 41), replace=False).tolist()) for _ in range(300)]
+    hits = np.array([[item in T for item in items] for items, T in zip(ranked, relevant, strict=True)])
+    n_relevant = np.array([len(T) for T in relevant])
+    ours = {f"{name}@{k}": v for k in CUT_OFFS for name, v in ranking_metrics(hits, n_relevant, k).items()}
+    return Rankings(ranked, relevant, ours)
+
+
+def real_rankings(raw: Path, out: Path) -> Rankings:
+    """What a model of MovieLens 100K (ratings of 4 and 5) recommends, and how `evaluate` measures it on test."""
+    data = prepare(find_source("ml-100k"), [raw], out)
+    model = DRM(factors=16, epochs=4, eval_every=0).fit(data)
+    seen = data.train.union(data.valid)
+    ranker = factor_ranker(model.backend()[0], model.user_factors, model.item_factors, model.config.score)
+    measured = evaluate(ranker, seen, data.test, CUT_OFFS)
+    users = measured.per_user["user"].to_numpy()
+    ranked = ranker(users, seen.take(users), max(CUT_OFFS)).tolist()
+    relevant = [set(data.test.row(u).tolist()) for u in users]
+    ours = {name: measured.per_user[name].to_numpy() for name in measured.per_user.columns if "@" in name}
+    for name, values in ours.items():
+        assert measured.means[name] == pytest.approx(values.mean(), abs=1e-12)
+    return Rankings(ranked, relevant, ours)
+
+
+@pytest.fixture(scope="module", params=["random", "ml-100k"])
+def rankings(
+    request: pytest.FixtureRequest, shared_data: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Rankings:
+    if request.param == "random":
+        return random_rankings()
+    return real_rankings(shared_data("ml-100k"), tmp_path_factory.mktemp("data") / "ml-100k")
+
+
+def test_the_rankings_to_agree_on_are_of_every_kind(rankings: Rankings) -> None:
+    n_relevant = np.array([len(T) for T in rankings.relevant])
+    for k in CUT_OFFS:
+        hit = rankings.ours[f"hit@{k}"]
+        assert len(hit) == len(rankings.ranked) >= 300
+        assert 0.05 < hit.mean() < 0.995  # lists with a hit, and without
+        assert (n_relevant < k).any()
+        assert (n_relevant > k).any()  # where the divisors of map differ
+
+
+@pytest.mark.parametrize("k", CUT_OFFS)
+def test_agreement_with_trec_eval(rankings: Rankings, k: int) -> None:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    # recip_rank has no cut-off of its own: that of the lists serves
+    names = {"recall": "recall", "ndcg_cut": "ndcg", "P": "precision", "success": "hit"}
+    measures = {*(f"{name}.{k}" for name in names), f"map_cut.{k}", "recip_rank"}
+    rows = pytrec_eval.RelevanceEvaluator(rankings.judged(), measures).evaluate(rankings.run(k))
+
+    def theirs(measure: str) -> list[float]:
+        return [rows[f"{u}"][measure] for u in range(len(rankings.ranked))]
+
+    for name, own in names.items():
+        assert_same(rankings.ours[f"{own}@{k}"], theirs(f"{name}_{k}"), name)
+    assert_same(rankings.ours[f"mrr@{k}"], theirs("recip_rank"), "recip_rank")
+    assert_same(rankings.map_over_all_relevant(k), theirs(f"map_cut_{k}"), "map_cut")
+
+
+@pytest.mark.parametrize("k", CUT_OFFS)
+def test_agreement_with_ranx(rankings: Rankings, k: int) -> None:
+    ranx = pytest.importorskip("ranx")
+    names = {"ndcg": "ndcg", "recall": "recall", "precision": "precision", "hit_rate": "hit", "mrr": "mrr"}
+    run = ranx.Run(rankings.run(max(CUT_OFFS)))
+    rows = ranx.evaluate(ranx.Qrels(rankings.judged()), run, [f"{m}@{k}" for m in (*names, "map")], return_mean=False)
+
+    def theirs(measure: str) -> list[float]:
+        by_user = dict(zip(run.keys(), rows[measure], strict=True))
+        return [by_user[f"{u}"] for u in range(len(rankings.ranked))]
+
+    for name, own in names.items():
+        assert_same(rankings.ours[f"{own}@{k}"], theirs(f"{name}@{k}"), name)
+    assert_same(rankings.map_over_all_relevant(k), theirs(f"map@{k}"), "map")
+
+
+def assert_same(ours: np.ndarray, theirs: list[float], name: str) -> None:
+    """Equal for each user, and so in the mean."""
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12, err_msg=name)

@@ -1,0 +1,343 @@
+"""The run directory: written atomically, resumed to the bit, safe when the process or the disk fails."""
+
+import csv
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from drm_triton import DRM, Dataset
+from drm_triton.config import TrainConfig
+from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.errors import DrmError, InputError
+from drm_triton.training.checkpoint import FILE, read_tensors
+from drm_triton.training.run import Run, read_metrics
+
+OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 64, "init": "normal"}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    users, items = generate(Shape(users=300, items=200, interactions=6000), 0)
+    path = tmp_path_factory.mktemp("data") / "small"
+    Dataset.from_frame(pl.DataFrame({"user": users, "item": items})).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(stored: Path) -> Dataset:
+    return Dataset.load(stored)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    DRM(**OPTIONS).fit(data, run=path)
+    return path
+
+
+def tensors(run: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    return read_tensors(run / which / FILE)[0]
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    for which in ("last", "best"):
+        ours, theirs = tensors(a, which), tensors(b, which)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    timing = ("seconds", "lists_per_second")
+    lines = [[{k: v for k, v in r.items() if k not in timing} for r in read_metrics(run)] for run in (a, b)]
+    assert lines[0] == lines[1]
+
+
+def test_what_a_run_leaves(whole: Path, data: Dataset) -> None:
+    records = read_metrics(whole)
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    named = {
+        "epoch",
+        "loss",
+        "hinge",
+        "drm",
+        "lists",
+        "seconds",
+        "lists_per_second",
+        "valid/ndcg@10",
+        "valid/recall@50",
+    }
+    assert named <= records[0].keys()
+    with open(whole / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == [record["loss"] for record in records]
+    assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS).resolved()
+    environment = json.loads((whole / "env.json").read_text())
+    assert environment["data"]["checksum"] == data.checksum
+    assert environment["packages"]["torch"] == torch.__version__
+    assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(whole.rglob("*.partial"))
+    assert not [path for path in whole.rglob("*") if path.suffix in (".pkl", ".pickle", ".pt", ".pth")]
+
+
+def test_the_best_epoch_is_what_loads(whole: Path) -> None:
+    records = read_metrics(whole)
+    best = max(records, key=lambda record: record["valid/ndcg@10"])["epoch"]
+    assert read_tensors(whole / "best" / FILE)[1]["training"]["epoch"] == best
+    model = DRM.load(whole)
+    assert torch.equal(model.user_factors, tensors(whole, "best")["user_factors"])
+    assert model.config == TrainConfig(**OPTIONS).resolved()
+
+
+def test_more_epochs_later_equal_all_at_once(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    constant = {**OPTIONS, "schedule": "constant"}
+    DRM(**constant).fit(data, run=tmp_path / "whole")
+    DRM(**{**constant, "epochs": 2}).fit(data, run=run)
+    DRM(**constant).fit(data, run=run, resume=True)
+    assert_same_run(run, tmp_path / "whole")
+
+
+def test_the_configuration_of_a_run_says_all_and_gives_the_same_training(data: Dataset, tmp_path: Path) -> None:
+    first, options = tmp_path / "first", {**OPTIONS, "rho": 4, "epochs": 2}
+    DRM(**options).fit(data, run=first, on_batch=lambda state, n_lists: state.step >= 5)
+    written = (first / "config.toml").read_text()
+    assert {"eta = 60", "k = 4"} <= set(written.splitlines())
+    saved = read_tensors(first / "last" / FILE)[1]["config"]
+    assert (saved["eta"], saved["k"]) == (60, 4)
+    DRM(**options).fit(data, run=first, resume=True)  # eta and k left open, as when it began
+    again = DRM(TrainConfig.from_toml(first / "config.toml")).fit(data, run=tmp_path / "again")
+    assert_same_run(first, tmp_path / "again")
+    again.fit(data, run=first, resume=True)
+    assert (first / "config.toml").read_text() == written
+
+
+def test_a_run_whose_configuration_leaves_eta_and_k_open_is_resumed(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 5)
+    (run / "config.toml").write_text(TrainConfig(**OPTIONS).to_toml())
+    assert "eta" not in (run / "config.toml").read_text()
+    DRM(TrainConfig.from_toml(run / "config.toml")).fit(data, run=run, resume=True)
+    assert len(read_metrics(run)) == OPTIONS["epochs"]
+
+
+def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 35)
+    assert read_tensors(run / "last" / FILE)[1]["training"]["position"] > 0
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert_same_run(run, whole)
+
+
+def train_command(*options: object) -> list[str]:
+    return [sys.executable, "-m", "drm_triton", "train", *map(str, options)]
+
+
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(stored: Path, data: Dataset, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 40, "batch_size": 16}
+    DRM(**options).fit(data, run=tmp_path / "whole")
+    run, kills = tmp_path / "run", 0
+    flags = [flag for name, value in options.items() for flag in (f"--{name.replace('_', '-')}", value)]
+    moments = random.Random(0)
+    for _ in range(5):
+        resume = (run / "config.toml").exists()
+        command = train_command("--resume", run) if resume else train_command("-d", stored, "--run", run, *flags)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        # Wait until it trains, which its files show, and strike at any point of an epoch or of a save.
+        before = saved_at(run)
+        while process.poll() is None and saved_at(run) == before:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.3))
+        kills += process.poll() is None
+        process.kill()
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors
+    subprocess.run(train_command("--resume", run), check=True, capture_output=True)
+    assert kills > 0
+    assert_same_run(run, tmp_path / "whole")
+
+
+def saved_at(run: Path) -> int:
+    """When the run was last saved, 0 if never."""
+    try:
+        return (run / "last" / FILE).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
+    data: Dataset, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, [lambda end: end.record["epoch"] == 2], run=run)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"epoch": 3, "loss": 0}) + "\n")
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"epoch": 2, "los', b"\x00\x00\x00\x00", b'{"epoch": 2, "loss": \xff', b"17"])
+def test_a_last_line_that_was_cut_off_is_dropped(rest: bytes, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    DRM(**OPTIONS).fit(data, [lambda end: end.record["epoch"] == 2], run=run)
+    first, second = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(first + rest)
+    assert [record["epoch"] for record in read_metrics(run)] == [1]
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert [record["epoch"] for record in read_metrics(run)] == [1, 3, 4]
+    assert torch.equal(tensors(run)["user_factors"], tensors(whole)["user_factors"])
+    (run / "metrics.jsonl").write_bytes(first + second.rstrip(b"\n"))  # cut off, but all is there
+    assert [record["epoch"] for record in read_metrics(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ['{"epoch": 2, "los', "", "17", '{"loss": 1}'])
+def test_damage_elsewhere_is_told_with_its_line(line: str, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for number in (2, 4):
+        text = "".join(f"{line if n == number else whole_line}\n" for n, whole_line in enumerate(lines, 1))
+        (run / "metrics.jsonl").write_text(text)
+        with pytest.raises(DrmError, match=rf"metrics\.jsonl is damaged: line {number} \(.*remove it and resume"):
+            DRM(**OPTIONS).fit(data, run=run, resume=True)
+
+
+def test_a_finished_run_gets_whole_files_by_resuming(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"epoch": 5')
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("how", [[], ["--quiet"], ["--json"]])
+def test_ctrl_c_saves_and_says_how_to_resume(how: list[str], stored: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = train_command("-d", stored, "--run", run, "--epochs", 100_000, *how)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not (run / "last" / FILE).exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"drm-triton train --resume {run}" in errors
+    assert not how or errors.count("\n") == 1
+    if how == ["--json"]:
+        result = json.loads(output)
+        assert (result["interrupted"], result["epochs"]) == (True, len(read_metrics(run)))
+    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data: Dataset, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", {**OPTIONS, "schedule": "constant"}
+    DRM(**{**options, "epochs": 1}).fit(data, run=run)
+    before = (run / "last" / FILE).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that the write fails instead of the process
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+        with pytest.raises(DrmError, match=r"no space left to write .*; what was saved before is intact"):
+            DRM(**options).fit(data, run=run, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (run / "last" / FILE).read_bytes() == before
+    assert not list(run.rglob("*.partial"))
+
+
+def test_nan_keeps_the_last_good_checkpoint(data: Dataset, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def poison(state: object, n_lists: int) -> None:
+        if state.epoch == 2:  # type: ignore[attr-defined]
+            state.U[:] = float("nan")  # type: ignore[attr-defined]
+
+    with pytest.raises(DrmError, match="the loss became nan in epoch 3"):
+        DRM(**OPTIONS).fit(data, run=run, on_batch=poison)
+    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] == 2
+    assert torch.isfinite(tensors(run)["user_factors"]).all()
+
+
+def test_refusals(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds a run already; resume it with"):
+        Run.create(whole, TrainConfig(), data, data.train)
+    with pytest.raises(InputError, match="is not a run directory"):
+        Run.open(tmp_path, data, TrainConfig())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(InputError, match="exists and is not empty"):
+        Run.create(tmp_path / "full", TrainConfig(), data, data.train)
+    other = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=3)
+    with pytest.raises(InputError, match="was trained on other data"):
+        Run.open(whole, other, TrainConfig.from_toml(whole / "config.toml"))
+
+
+def test_a_damaged_model_is_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no model there"):
+        DRM.load(tmp_path)
+    (tmp_path / FILE).write_bytes((whole / "last" / FILE).read_bytes()[:1000])
+    with pytest.raises(InputError, match="not a readable model file"):
+        DRM.load(tmp_path)
+
+
+def test_save_and_load_round_trip(data: Dataset, tmp_path: Path) -> None:
+    model = DRM(**OPTIONS).fit(data)
+    model.save(tmp_path / "model")
+    loaded = DRM.load(tmp_path / "model")
+    assert loaded.recommend(k=3).equals(model.recommend(k=3))
+    loaded.save(tmp_path / "again")
+    assert loaded.interactions.path == tmp_path / "model" / "data"
+    with pytest.raises(InputError, match="already exists"):
+        model.save(tmp_path / "model")
+    model.save(tmp_path / "model", overwrite=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(data: Dataset, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 40, "patience": 2, "lr": 0.5, "schedule": "constant"}
+    run = tmp_path / "run"
+    DRM(**options).fit(data, run=run)
+    before, epochs = tensors(run), len(read_metrics(run))
+    assert epochs < 40
+    DRM(**options).fit(data, run=run, resume=True)
+    assert len(read_metrics(run)) == epochs
+    assert all(torch.equal(before[name], value) for name, value in tensors(run).items())
+
+
+def test_a_resumed_run_keeps_its_configuration(data: Dataset, tmp_path: Path) -> None:
+    options = {**OPTIONS, "epochs": 1, "schedule": "constant"}
+    run = tmp_path / "run"
+    DRM(**options).fit(data, run=run)
+    with pytest.raises(InputError, match="a resumed run cannot change factors, score"):
+        DRM(**{**options, "factors": 16, "score": "l2"}).fit(data, run=run, resume=True)
+    (run / "last" / ".model.safetensors.cc35c411.partial").touch()  # as a killed process leaves it
+    DRM(**{**options, "epochs": 2}).fit(data, run=run, resume=True)
+    assert TrainConfig.from_toml(run / "config.toml").epochs == 2
+    assert not list(run.rglob("*.partial"))
+
+
+def test_a_run_killed_while_it_is_made_leaves_its_place_free(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("drm_triton.training.run.environment", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run.create(tmp_path / "run", TrainConfig(), data, data.train)
+    Run.create(tmp_path / "run", TrainConfig(), data, data.train)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_others_may_read_the_model(whole: Path) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    for which in ("last", "best"):
+        assert (whole / which / FILE).stat().st_mode & 0o777 == 0o666 & ~mask
