@@ -264,7 +264,7 @@ class DRM:
         """Vectors of persons who were not in the training data, float32 [B, d], from the items they liked.
 
         The item factors stay, and the vectors are fitted by the objective of training, see
-        `drm_triton.ranking.fold_in`. The same items give the same vector, to the bit, in whatever order and company they come.
+        `drm_triton.ranking.fold_in`. The same items give the same vector, to the bit, in any order and any batch.
 
         Parameters
         ----------
