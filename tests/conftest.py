@@ -1,7 +1,7 @@
 """Set up before any test module is imported: without a GPU, Triton kernels run in its interpreter on the CPU."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,17 @@ def shared_data() -> Callable[[str], Path]:
         return SHARED / name
 
     return find
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restore the numbers of threads of Numba and torch after the test."""
+    from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
+
+    before, torch_before = n_threads(), torch.get_num_threads()
+    yield
+    set_threads(before)
+    torch.set_num_threads(torch_before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

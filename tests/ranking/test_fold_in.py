@@ -1,0 +1,118 @@
+"""Fold-in: vectors of new users depend on their items alone, and rank about as well as trained ones."""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drm_triton import DRM, Dataset
+from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.kernels import get_backend
+from drm_triton.kernels.cpu.runtime.threads import set_threads
+from drm_triton.ranking import fold_in
+from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.ranking.recommend import encode_histories
+from drm_triton.training.loop import objective_of
+
+LikedItems = Callable[[DRM, str], list[int]]
+N_ITEMS = 90
+
+ids = st.lists(st.integers(0, N_ITEMS - 1).map(lambda i: 10 * i), unique=True)
+histories = st.lists(ids.filter(bool), min_size=1, max_size=6)
+
+
+def known_only(model: DRM, lists: list[list[int]]) -> list[list[int]]:
+    known = set(model.interactions.item_ids)
+    return [kept for items in lists if (kept := [item for item in items if item in known])]
+
+
+@settings(max_examples=30, deadline=None)
+@given(score=st.sampled_from(["dot", "l2"]), lists=histories, chance=st.randoms())
+def test_a_vector_depends_on_the_items_alone(
+    score: str, lists: list[list[int]], chance: random.Random, models: dict[str, DRM]
+) -> None:
+    model = models[score]
+    lists = known_only(model, lists)
+    if not lists:
+        return
+    together = model.fold_in(lists)
+    assert together.shape == (len(lists), 8)
+    assert together.dtype == torch.float32
+    assert torch.isfinite(together).all()
+    assert (together.norm(dim=1) <= 1 + 1e-6).all()
+    order = chance.sample(range(len(lists)), len(lists))
+    mixed = [chance.sample(lists[p], len(lists[p])) + lists[p][:2] for p in order]  # another order, some twice
+    assert torch.equal(model.fold_in(mixed), together[order])
+    assert torch.equal(torch.cat([model.fold_in([items]) for items in lists]), together)
+
+
+def test_a_vector_does_not_depend_on_threads_or_batches(
+    model: DRM, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = model.interactions
+    lists = [data.item_ids[data.train.row(u)].to_list() for u in range(data.n_users)] * 3
+    vectors = []
+    for number, together in ((1, 512), (2, 512), (2, 50), (1, 1)):
+        monkeypatch.setattr("drm_triton.ranking.fold_in.TOGETHER", together)
+        set_threads(number)
+        torch.set_num_threads(number)
+        vectors.append(model.fold_in(lists))
+    assert all(torch.equal(vectors[0], other) for other in vectors[1:])
+    assert torch.equal(vectors[0][: data.n_users], vectors[0][-data.n_users :])
+
+
+def test_fold_in_agrees_with_the_reference_backend(
+    model: DRM, monkeypatch: pytest.MonkeyPatch, liked_items: LikedItems
+) -> None:
+    lists = [liked_items(model, f"u{u}") for u in range(1, 6)]
+    # the smooth loss: with the others, which of two scores is the larger may turn on a last bit and then bend the path
+    config = dataclasses.replace(model.config, objective="mse")
+    monkeypatch.setattr(model, "config", config)
+    ours = model.fold_in(lists)
+    monkeypatch.setattr(model, "config", dataclasses.replace(config, backend="reference"))
+    torch.testing.assert_close(model.fold_in(lists), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_fold_in_lowers_the_loss_of_training(model: DRM, liked_items: LikedItems) -> None:
+    data = model.interactions
+    _, matrix = encode_histories([liked_items(model, u) for u in data.user_ids[:40]], data)
+    config = dataclasses.replace(model.config, seed=99)  # lists that fold-in has not drawn
+    ops = get_backend()
+
+    def loss(U: torch.Tensor) -> float:
+        total = 0.0
+        for person in range(matrix.shape[0]):
+            plan = fold_in._plan(matrix.row(person), model.item_factors, config)
+            _, lists = ops.sample_lists(plan, 0, 0, plan.n_lists)
+            users = torch.full((len(lists),), person, dtype=torch.int32)
+            total += float(ops.list_gradients(U, model.item_factors, users, lists, objective_of(config)).loss.mean())
+        return total
+
+    start = fold_in.mean_direction(model.item_factors, matrix)
+    assert loss(fold_in.fold_in(model.item_factors, matrix, model.config, ops)) < 0.97 * loss(start)
+
+
+def test_whole_catalogue_and_single_item(model: DRM) -> None:
+    every = model.interactions.item_ids.to_list()
+    vectors = model.fold_in([every, every[:1]])
+    assert torch.isfinite(vectors).all()
+    assert len(model.recommend_from([every])) == 0
+    assert len(model.recommend_from([every], exclude_seen=False, k=4)) == 4
+    best = model.recommend_from([every[:1]], exclude_seen=False, k=10)["item"].to_list()
+    assert every[0] in best
+
+
+def test_a_trained_user_folded_back_in_ranks_about_as_well() -> None:
+    users, items = generate(Shape(users=600, items=300, interactions=18000), 1)
+    data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), split="per-user", ratios=(80, 0, 20))
+    model = DRM(factors=16, epochs=10).fit(data)
+    trained = model.evaluate(data.test).means["ndcg@10"]
+    lists = [data.item_ids[data.train.row(u)] for u in range(data.n_users)]
+    ranker = factor_ranker(get_backend(), model.fold_in(lists), model.item_factors, "dot")
+    folded = evaluate(ranker, data.train, data.test).means["ndcg@10"]
+    assert folded > 0.9 * trained
