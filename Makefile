@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint docs setup clean
 
 demo: setup
 	rm -rf runs/demo
@@ -21,6 +21,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 setup: $(VENV)/.installed
 
 # Reinstalled only when what it depends on changes; an editable install sees every other change by itself.
@@ -35,4 +38,4 @@ $(VENV)/.hnswlib: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info data runs
+	rm -rf $(VENV) build dist site *.egg-info data runs

@@ -206,6 +206,8 @@ class DRM:
     ) -> pl.DataFrame:
         """The k best items of persons who were not in the training data, from the items they liked.
 
+        Parameters not listed here, and the result, are those of `recommend`.
+
         Parameters
         ----------
         histories : mapping of a person to item ids, list of lists of them (the persons are 0, 1, ...), or frame with
@@ -213,8 +215,6 @@ class DRM:
         exclude_seen : leave out the items of the person's own history
         unknown : what to do about items the model does not know: `error`, or do without them; persons of whose items
             it knows none are then left out (`skip`) or given the most `popular` items, whose score is null
-
-        Other parameters and the result are those of `recommend`.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""The documentation is true: its commands and its code run, its options and files exist, its links lead somewhere."""
+"""Test the documentation: commands and code blocks run, options and files exist, links resolve, the site builds."""
 
 import ast
 import contextlib
@@ -23,7 +23,7 @@ import polars as pl
 import pytest
 import typer
 
-from drm_triton import DRM, Dataset
+from drm_triton import DRM, Dataset, __version__
 from drm_triton.cli import app, main
 from drm_triton.data.prepare.synthetic import Shape, generate
 
@@ -33,43 +33,45 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text("utf-8")
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [*(ROOT / name for name in TOP_PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 }
+LINKED = {**PAGES, "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text("utf-8")}  # old entries may name what is gone
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
-# Extras, and what is not run where one is not installed.
+# Optional packages, and the commands that need them.
 OPTIONAL = {"faiss": "faiss", "hnswlib": "hnswlib", "fastapi": "drm-triton serve|^curl"}
 
 
-# -- what is not run, why, and what is checked in its place ----------------------------------------------------------
+# -- commands that are not run, and the checks that replace running them ---------------------------------------------
 
 
-def is_target(words: list[str]) -> None:
-    """`make TARGET` installs packages, and `make test` would run these tests: the target exists."""
+def check_make_target(words: list[str]) -> None:
+    """Check that the target exists. `make TARGET` installs packages, and `make test` would run these tests."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for target in (word for word in words[1:] if "=" not in word):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def is_extra(words: list[str]) -> None:
-    """`pip install` needs the network: the extras it names exist."""
+def check_extra(words: list[str]) -> None:
+    """Check that the named extras exist. `pip install` needs the network."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
         assert set(extra.split(",")) <= project["optional-dependencies"].keys(), extra
 
 
-def is_file(words: list[str]) -> None:
-    """The suite runs itself, and tests/test_examples.py the examples: the files exist."""
+def check_script(words: list[str]) -> None:
+    """Check that the script exists. The suite runs the tests, and tests/test_examples.py the examples."""
     paths = [word for word in words if "/" in word and word.endswith(".py")]
     assert paths
     for path in paths:
         assert (ROOT / path).is_file(), path
 
 
-def is_bench(words: list[str]) -> None:
-    """A benchmark takes minutes to hours: its --help knows the options."""
+def check_bench(words: list[str]) -> None:
+    """Check that the benchmark has the options. Running it takes minutes to hours."""
     module = words[words.index("-m") + 1]
     out = io.StringIO()
     with mock.patch("sys.argv", [module, "--help"]), contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
@@ -79,23 +81,23 @@ def is_bench(words: list[str]) -> None:
         assert re.search(rf"{option}\b", out.getvalue()), f"{module} has no {option}"
 
 
-def is_drm_bench(words: list[str]) -> None:
-    """A benchmark again, as a command."""
+def check_bench_command(words: list[str]) -> None:
+    """Check that `drm-triton bench NAME` has the options."""
     name = " ".join(words[:3])
     options = known_options()[name]
     assert {word for word in words if word.startswith("--")} <= options
 
 
-def is_tested(words: list[str]) -> None:
-    """`drm-triton doctor` takes a while, as it starts a Python for each backend: tests/test_doctor.py runs it."""
+def check_doctor(words: list[str]) -> None:
+    """Accept the command. tests/test_doctor.py runs it: it starts one Python process per backend."""
     assert words == ["drm-triton", "doctor"]
 
 
-served: dict[str, Any] = {}  # the service that requests of the same page go to
+served: dict[str, Any] = {}  # client of the service that the current page started
 
 
-def is_service(words: list[str]) -> None:
-    """`drm-triton serve` runs until it is stopped: its options exist, and its service answers in this process."""
+def start_service(words: list[str]) -> None:
+    """Check the options and start the service in this process. `drm-triton serve` runs until it is stopped."""
     from fastapi.testclient import TestClient
 
     from drm_triton.serving.app import create_app
@@ -104,8 +106,8 @@ def is_service(words: list[str]) -> None:
     served["client"] = TestClient(create_app(DRM.load(words[2]), "test"))
 
 
-def is_answered(words: list[str]) -> None:
-    """A request to that service."""
+def send_request(words: list[str]) -> None:
+    """Send the request of a curl command to the service."""
     (url,) = (word for word in words if word.startswith("http://127.0.0.1:8000"))
     path = url.removeprefix("http://127.0.0.1:8000")
     if "--json" in words:
@@ -115,24 +117,24 @@ def is_answered(words: list[str]) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def is_elsewhere(words: list[str]) -> None:
-    """It makes or enters an environment, or needs the network."""
+def skip(words: list[str]) -> None:
+    """Accept a command that creates or activates an environment."""
 
 
 NOT_RUN: dict[str, Callable[[list[str]], None]] = {
-    "make ": is_target,
-    "pip install": is_extra,
-    ".venv/bin/python -m pytest": is_file,
-    "python examples/": is_file,
-    "python -m bench.": is_bench,
-    "drm-triton bench": is_drm_bench,
-    "drm-triton doctor": is_tested,
-    "drm-triton serve": is_service,
-    "curl ": is_answered,
-    "python3 -m venv": is_elsewhere,
-    ". .venv/": is_elsewhere,
+    "make ": check_make_target,
+    "pip install": check_extra,
+    ".venv/bin/python -m pytest": check_script,
+    "python examples/": check_script,
+    "python -m bench.": check_bench,
+    "drm-triton bench": check_bench_command,
+    "drm-triton doctor": check_doctor,
+    "drm-triton serve": start_service,
+    "curl ": send_request,
+    "python3 -m venv": skip,
+    ". .venv/": skip,
 }
-# What is run with fewer epochs and trials than the page says, for the sake of time.
+# Replacements that make the commands of a page faster: fewer epochs and trials.
 SHORTER = {
     r"^(.*drm-triton train(?!.*(--epochs|--resume)).*)$": r"\1 --epochs 2",
     r"\bepochs=20\b": "epochs=2",
@@ -145,7 +147,7 @@ SHORTER = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's files that the pages speak of, and a data set and a run made from ratings.csv and train.json each."""
+    """Create the input files that the pages name, and a data set and a run for each of `ratings` and `melon`."""
     folder = tmp_path_factory.mktemp("files")
     users, items = generate(Shape(users=120, items=80, interactions=2400), 0)
     order = np.random.default_rng(0).permutation(len(users))
@@ -184,7 +186,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(request: pytest.FixtureRequest, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with those files, without what the page's own commands make."""
+    """Copy the files to a working directory, without the data sets and runs that the page creates itself."""
     folder = tmp_path / "work"
     shutil.copytree(files, folder)
     text = PAGES[request.node.callspec.params["page"]]
@@ -198,7 +200,7 @@ def workplace(request: pytest.FixtureRequest, files: Path, tmp_path: Path, monke
 
 
 def call(arguments: list[str]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, run in this process."""
+    """Run the command line in this process; return exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with (
@@ -214,7 +216,7 @@ def call(arguments: list[str]) -> tuple[int, str, str]:
 
 
 def commands(block: str) -> Iterator[str]:
-    """Lines of a block, without comments."""
+    """Yield the commands of a shell block, without comments."""
     for line in block.replace("\\\n", " ").splitlines():
         command = re.sub(r"(^|\s+)#.*", "", line).strip()
         if command:
@@ -237,7 +239,7 @@ def run_command(line: str) -> None:
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
-    assert words[0] == "drm-triton", f"how is this to be tested? {line}"
+    assert words[0] == "drm-triton", f"no rule for testing this command: {line}"
     place = None
     if ">" in words:
         words, place = words[: words.index(">")], words[-1]
@@ -249,7 +251,7 @@ def run_command(line: str) -> None:
 
 
 def lacking(code: str) -> str | None:
-    """An optional package that is named and not installed."""
+    """Return the optional package that a command or block needs and that is not installed."""
     absent = (name for name in OPTIONAL if importlib.util.find_spec(name) is None)
     return next((name for name in absent if re.search(OPTIONAL[name], code) and not code.startswith("pip ")), None)
 
@@ -272,7 +274,7 @@ def test_every_command_and_every_python_block_runs(page: str, workplace: Path) -
 
 
 def known_options() -> dict[str, set[str]]:
-    """Options of each subcommand; under "" those of all."""
+    """Return the options of each subcommand, and of all of them under ""."""
     found: dict[str, set[str]] = {"": {"--help", "-h"}}
 
     def visit(command: object, name: str) -> None:
@@ -287,7 +289,7 @@ def known_options() -> dict[str, set[str]]:
 
 
 def spans(text: str) -> list[str]:
-    """Inline code of a page, line breaks removed."""
+    """Return the inline code of a page, with line breaks replaced by spaces."""
     return [" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", text))]
 
 
@@ -296,25 +298,25 @@ def test_every_option_and_command_in_running_text_exists(page: str) -> None:
     options = known_options()
     for span in spans(PAGES[page]):
         if span.startswith("python -m bench."):
-            is_bench(span.split())
+            check_bench(span.split())
         elif span.startswith("make "):
-            is_target(span.split())
+            check_make_target(span.split())
         elif span.startswith("pip install"):
-            is_extra(span.split())
+            check_extra(span.split())
         elif span.startswith("drm-triton "):
             words = [word for word in span.split()[1:] if re.fullmatch(r"[a-z]+", word)]
             names = [f"drm-triton {' '.join(words[:n])}" for n in (2, 1) if len(words) >= n]
             name = next((name for name in names if name in options), None)
             assert name or not words, f"{page}: no such command: {span}"
-            asked = set(re.findall(r"(?<!\S)--[\w-]+", span))
-            assert asked <= options.get(name or "", options[""]) | {"--help", "--version"}, f"{page}: {span}"
+            used = set(re.findall(r"(?<!\S)--[\w-]+", span))
+            assert used <= options.get(name or "", options[""]) | {"--help", "--version"}, f"{page}: {span}"
         else:
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", span):
                 assert option in options[""] or span.startswith(("ruff ", "curl ")), f"{page}: {option}"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_stand_in_blocks_that_are_run(page: str) -> None:
+def test_commands_are_in_blocks_that_are_run(page: str) -> None:
     for language, block in FENCE.findall(PAGES[page]):
         if language not in ("sh", "python"):
             assert not re.search(r"^\s*(\$ |drm-triton |python |pip |make )", block, re.MULTILINE), (page, block)
@@ -328,16 +330,16 @@ def test_every_file_named_exists(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of the headings, as GitHub makes them."""
+    """Return the anchors that GitHub gives to the headings."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", FENCE.sub("", PAGES[page])):
+@pytest.mark.parametrize("page", LINKED)
+def test_every_relative_link_and_anchor_resolves(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", FENCE.sub("", LINKED[page])):
         link = "".join(target)
-        if re.match(r"https?://", link):
+        if re.match(r"https?://|mailto:", link):
             continue
         path, _, anchor = link.partition("#")
         file = (ROOT / page).parent / path if path else ROOT / page
@@ -346,18 +348,55 @@ def test_every_link_leads_somewhere(page: str) -> None:
             assert anchor in anchors(file.read_text("utf-8")), f"{page}: {link}"
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = PAGES["docs/README.md"]
+@pytest.mark.parametrize("page", LINKED)
+def test_the_paper_is_a_link_wherever_it_is_mentioned(page: str) -> None:
+    text = FENCE.sub("", LINKED[page])
+    for mention in re.finditer(r"\bthe (DRM )?paper\b", text, re.IGNORECASE):
+        line = text[: mention.start()].count("\n") + 1
+        assert text[: mention.start()].endswith("["), f"{page}, about line {line}: {mention[0]} is not a link"
+
+
+def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
+    index, navigation = PAGES["docs/README.md"], (ROOT / "mkdocs.yml").read_text("utf-8")
     for page in (Path(page) for page in PAGES):
         if page.parent.name == "docs" and page.name != "README.md":
             assert f"({page.name})" in index, page
+            assert re.search(rf"^ +- .*\b{page.name}$", navigation, re.MULTILINE), page
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs MkDocs: pip install 'drm-triton[docs]'")
+    pytest.importorskip("mkdocstrings", reason="the API reference needs mkdocstrings: pip install 'drm-triton[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    reference = (tmp_path / "site" / "api.html").read_text("utf-8")
+    for name in re.findall(r"^::: ([\w.]+)$", PAGES["docs/api.md"], re.MULTILINE):
+        assert f'id="{name}"' in reference, f"{name} is not in the API reference"
+    for file in (tmp_path / "site").rglob("*.html"):
+        fetched = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\s\">]+)", file.read_text("utf-8"))
+        assert not fetched, f"{file.name} loads {fetched} from the network"
+
+
+def test_the_citation_file_has_the_version_and_the_references() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.search(r"^cff-version: 1\.2\.0$", citation, re.MULTILINE)
+    assert re.search(rf'^version: "?{re.escape(__version__)}"?$', citation, re.MULTILINE)
+    assert "2008.13141" in citation
+    assert "9514867" in citation
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    versions = re.findall(r"^## \[?([\w.]+)\]?", LINKED["CHANGELOG.md"], re.MULTILINE)
+    assert next(version for version in versions if version != "Unreleased") == __version__
 
 
 def test_every_command_is_documented() -> None:
     text = " ".join(PAGES.values())
     for name in known_options():
         if name:
-            assert re.search(rf"{name}\b", text) or " " not in name, f"no page speaks of {name}"
+            assert re.search(rf"{name}\b", text) or " " not in name, f"no page describes {name}"
 
 
 # -- promises --------------------------------------------------------------------------------------------------------
