@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test processes: as many as there are cores. `make test WORKERS=0` runs all tests in one process.
+WORKERS ?= auto
 
 .PHONY: demo test lint docs setup clean
 
@@ -14,7 +16,7 @@ demo: setup
 	$(BIN)/python examples/side_by_side.py runs/demo
 
 test: setup lint $(VENV)/.hnswlib
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,21 +1,75 @@
-"""Set up before any test module is imported: without a GPU, Triton kernels run in its interpreter on the CPU."""
+"""Fixtures and helpers that several test files share, and the set-up that must precede every import of the library.
 
+Import a helper with ``from tests.conftest import call``: pytest loads this file as the module ``tests.conftest``.
+"""
+
+import contextlib
+import io
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers of pytest-xdist occupy all cores. Idle OpenMP threads spin and would take them from other workers.
+    # A test that needs two threads asks for them with `torch.set_num_threads` or `DRM(threads=2)`.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+
+# Seconds after which a process counts as hanging. No test expects a process to be faster than that.
+HANG = 600
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated; later is too late
+    # Without a GPU, Triton kernels run in the interpreter. Triton reads the variable when it decorates a kernel.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this suite."""
+    parser.addoption("--record-bits", action="store_true", help="write tests/bits.json anew instead of comparing")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the CPU kernels into Numba's cache before the workers of pytest-xdist start, or each would do it."""
+    if session.config.getoption("numprocesses", None):
+        compile_kernels()
+
+
+def compile_kernels() -> None:
+    """Run the operations that most tests use once, on toy data."""
+    from drm_triton import DRM, Dataset, drm_loss
+
+    data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
+    for share in (1, 32):
+        DRM(factors=4, epochs=1, share=share, backend="cpu").fit(data).recommend(k=1)
+    scores = torch.zeros(1, 3, requires_grad=True)
+    drm_loss(scores, torch.tensor([[1.0, 0.0, 0.0]])).backward()
+
+
+def repository_root() -> Path:
+    """Return the root of the repository; skip the calling test, fixture or module if the tests run without it."""
+    if not (ROOT / "pyproject.toml").is_file():
+        pytest.skip("needs the repository, and these tests run outside it", allow_module_level=True)
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Return the root of the repository, or skip the test if the tests run against an installed wheel."""
+    return repository_root()
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
-    """Find a real data set, or skip the test where it is absent."""
+    """Return a function that finds a real data set, or skips the test where it is absent."""
 
     def find(name: str) -> Path:
         if not (SHARED / name).is_dir():
@@ -36,6 +90,41 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(torch_before)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of this suite."""
-    parser.addoption("--record-bits", action="store_true", help="write tests/bits.json anew instead of comparing")
+def call(*arguments: object) -> tuple[int, str, str]:
+    """Run a command of `drm-triton` in this process; return its exit code, stdout and stderr."""
+    from drm_triton.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        mock.patch("sys.argv", ["drm-triton", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """Return this process's environment for a child, with `changes`; a variable that is None is removed.
+
+    The child finds the package that is under test here, in whatever directory it runs.
+    """
+    path = [str(ROOT)] if (ROOT / "drm_triton").is_dir() else []
+    variables = {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep), **changes}
+    return {name: value for name, value in (os.environ | variables).items() if value is not None}
+
+
+def run_python(*arguments: object, cwd: Path | None = None, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """Run a new Python process to its end, in the environment of `environment(**changes)`."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )

@@ -24,8 +24,9 @@ import pytest
 import typer
 
 from drm_triton import DRM, Dataset, __version__
-from drm_triton.cli import app, main
+from drm_triton.cli import app
 from drm_triton.data.prepare.synthetic import Shape, generate
+from tests.conftest import call
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -179,7 +180,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Dataset.from_frame(frame).save(folder / "data" / name)
         arguments = [f"--{key}={value}" for key, value in options.items()]
         made = folder / "runs" / name
-        code, _, errors = call(["train", "-d", str(folder / "data" / name), "--run", str(made), "-q", *arguments])
+        code, _, errors = call("train", "-d", folder / "data" / name, "--run", made, "-q", *arguments)
         assert code == 0, errors
     return folder
 
@@ -197,22 +198,6 @@ def workplace(request: pytest.FixtureRequest, files: Path, tmp_path: Path, monke
     monkeypatch.chdir(folder)
     monkeypatch.delenv("DRM_DATA", raising=False)
     return folder
-
-
-def call(arguments: list[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; return exit code, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    with (
-        mock.patch("sys.argv", ["drm-triton", *arguments]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def commands(block: str) -> Iterator[str]:
@@ -244,7 +229,7 @@ def run_command(line: str) -> None:
     if ">" in words:
         words, place = words[: words.index(">")], words[-1]
     with mock.patch.dict(os.environ, environment):
-        code, out, errors = call(words[1:])
+        code, out, errors = call(*words[1:])
     assert code == 0, f"{line}\n{errors}"
     if place is not None:
         Path(place).write_text(out, "utf-8")

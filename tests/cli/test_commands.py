@@ -1,7 +1,5 @@
 """What all commands have in common: help with examples, exit codes, errors on stderr without a traceback."""
 
-import contextlib
-import io
 import os
 import re
 import subprocess
@@ -15,7 +13,8 @@ import typer
 
 from drm_triton import DRM, Dataset, doctor
 from drm_triton import __version__ as version
-from drm_triton.cli import app, main
+from drm_triton.cli import app
+from tests.conftest import call
 
 # For each command, arguments that name something that is not there or cannot be: exit code 2.
 BAD_INPUT = {
@@ -48,22 +47,6 @@ def commands() -> list[str]:
             yield from walk(one, [*path, name])
 
     return list(walk(typer.main.get_command(app), []))
-
-
-def call(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, run in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    with (
-        mock.patch("sys.argv", ["drm-triton", *arguments]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,19 @@
 """`recommend` and `similar` from the command line."""
 
-import contextlib
 import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import polars as pl
 import pytest
 
 from drm_triton import DRM, Dataset
-from drm_triton.cli import main
 from drm_triton.data.prepare.synthetic import Shape, generate
+from tests.conftest import call
 
 READERS = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "json": pl.read_json, "parquet": pl.read_parquet}
 
@@ -36,22 +34,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(run: Path) -> DRM:
     return DRM.load(run)
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, run in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    with (
-        mock.patch("sys.argv", ["drm-triton", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def rows(*arguments: object) -> list[dict]:

@@ -1,7 +1,5 @@
 """`report`: what is on the page, that it stands alone, and that nothing of it is made up."""
 
-import contextlib
-import io
 import itertools
 import json
 import re
@@ -17,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drm_triton import DRM, Dataset
-from drm_triton.cli import main
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.report import svg, write_report
+from tests.conftest import call
 
 EVIL_TITLE = '</script><script>alert("1")</script>'
 EVIL_USER = '"><img src=x onerror=alert(1)>  two  blanks'
@@ -79,22 +77,6 @@ class Tree(HTMLParser):
 
 def read(page: Path) -> Node:
     return Tree(page.read_text("utf-8")).root
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, run in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    with (
-        mock.patch("sys.argv", ["drm-triton", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def report(out: Path, *arguments: object) -> Node:

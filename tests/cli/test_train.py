@@ -1,20 +1,17 @@
 """`train` and `evaluate` from the command line."""
 
-import contextlib
-import io
 import json
 import math
 from pathlib import Path
-from unittest import mock
 
 import polars as pl
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.cli import main
 from drm_triton.cli.train import HEADLINE
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.training.run import read_metrics
+from tests.conftest import call
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +29,6 @@ def run(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, _, errors = call("train", "-d", stored, "--run", path, "--factors", 8, "--epochs", 2)
     assert code == 0, errors
     return path
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, run in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    with (
-        mock.patch("sys.argv", ["drm-triton", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from drm_triton import Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.training.tune import SPACE, tune
+from tests.conftest import call
 
 
 @pytest.fixture(scope="module")
@@ -26,20 +27,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, run in this process."""
-    from drm_triton.cli import main
-
-    code = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["drm-triton", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, *capsys.readouterr()
-
-
 def trials(study: Path) -> list[dict[str, Any]]:
     """Recorded trials without what differs from run to run."""
     file = study / "trials.jsonl"
@@ -47,12 +34,10 @@ def trials(study: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name != "seconds"} for record in found]
 
 
-def test_progress_on_stderr_and_a_table_whose_command_works(
-    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_on_stderr_and_a_table_whose_command_works(stored: Path, tmp_path: Path) -> None:
     study = tmp_path / "study"
     options = ["--trials", 3, "--factors", 4, "--epochs", 2, "--seed", 1, "--metric", "recall@50"]
-    code, out, errors = call(capsys, "tune", "-d", stored, "--study", study, *options)
+    code, out, errors = call("tune", "-d", stored, "--study", study, *options)
     assert code == 0, errors
     assert "trained on train, to maximise valid/recall@50" in errors
     assert "  lambda: 3.0, 10.0, 30.0\n" in errors
@@ -66,30 +51,28 @@ def test_progress_on_stderr_and_a_table_whose_command_works(
 
     command = shlex.split(out.splitlines()[-1])
     assert command[:2] == ["drm-triton", "train"]
-    code, out, errors = call(capsys, *command[1:], "--run", tmp_path / "run")
+    code, out, errors = call(*command[1:], "--run", tmp_path / "run")
     assert code == 0, errors
     assert 'fit_on = "train+valid"' in (tmp_path / "run" / "config.toml").read_text()
 
-    code, out, errors = call(capsys, "tune", "-d", stored, "--study", study, *options, "--json")
+    code, out, errors = call("tune", "-d", stored, "--study", study, *options, "--json")
     assert (code, errors) == (0, "")
     result = json.loads(out)
     assert (result["trials"], result["failed"], result["finished"], result["interrupted"]) == (3, 0, True, False)
     assert result["best"]["valid/recall@50"] == max(record["valid/recall@50"] for record in trials(study))
 
 
-def test_help_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "[studies/<dataset>]" in call(capsys, "tune", "--help")[1]
-    assert "[all cores]" in call(capsys, "train", "--help")[1]
+def test_help_shows_what_stands_in_brackets() -> None:
+    assert "[studies/<dataset>]" in call("tune", "--help")[1]
+    assert "[all cores]" in call("train", "--help")[1]
 
 
-def test_files_fix_options_and_give_the_space(
-    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_fix_options_and_give_the_space(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("base.toml").write_text('factors = 4\nepochs = 1\nlambda = 2\ninit = "normal"\n')
     Path("space.toml").write_text("rho = [1, 2]\nlam = [3, 4]\n")
     files = ["--config", "base.toml", "--space", "space.toml"]
-    code, _, errors = call(capsys, "tune", "-d", stored, *files, "--epochs", 2, "--quiet")
+    code, _, errors = call("tune", "-d", stored, *files, "--epochs", 2, "--quiet")
     assert (code, errors) == (0, "")
     study = tmp_path / "studies" / "songs"
     assert [record["rho"] for record in trials(study)] == [1, 2]  # all that there is, of the twenty asked for
@@ -97,9 +80,9 @@ def test_files_fix_options_and_give_the_space(
     assert {"epochs = 2", "lambda = 2.0", "factors = 4"} <= set((study / "best.toml").read_text().splitlines())
 
 
-def test_when_every_trial_fails(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_every_trial_fails(stored: Path, tmp_path: Path) -> None:
     code, out, errors = call(
-        capsys, "tune", "-d", stored, "--study", tmp_path, "--trials", 1, "--factors", 4, "--lr", 3e38, "-q"
+        "tune", "-d", stored, "--study", tmp_path, "--trials", 1, "--factors", 4, "--lr", 3e38, "-q"
     )
     assert (code, out) == (1, "")
     assert errors.startswith("error: every trial failed, the first because the loss became nan")
@@ -125,12 +108,11 @@ def test_bad_input_is_one_line_and_exit_code_2(
     message: str,
     stored: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bad.toml").write_text("facters = [4]\n")
-    code, out, errors = call(capsys, "tune", *(argument.format(data=stored) for argument in arguments))
+    code, out, errors = call("tune", *(argument.format(data=stored) for argument in arguments))
     assert (code, out) == (2, "")
     assert errors.startswith("error: ")
     assert message in errors
@@ -138,15 +120,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not Path("studies").exists()
 
 
-def test_another_study_and_no_trials_exit_with_2(
-    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_study_and_no_trials_exit_with_2(stored: Path, tmp_path: Path) -> None:
     options = ["--trials", 1, "--factors", 4, "--epochs", 1, "-q"]
-    assert call(capsys, "tune", "-d", stored, "--study", tmp_path, *options)[0] == 0
-    code, _, errors = call(capsys, "tune", "-d", stored, "--study", tmp_path, *options, "--seed", 1)
+    assert call("tune", "-d", stored, "--study", tmp_path, *options)[0] == 0
+    code, _, errors = call("tune", "-d", stored, "--study", tmp_path, *options, "--seed", 1)
     assert (code, errors.count("\n")) == (2, 1)
     assert "holds a study with seed 0, and now it is 1" in errors
-    assert call(capsys, "tune", "-d", stored, "--trials", 0)[0] == 2
+    assert call("tune", "-d", stored, "--trials", 0)[0] == 2
 
 
 def started(stored: Path, study: Path, count: int) -> "subprocess.Popen[str]":
