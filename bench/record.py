@@ -6,7 +6,6 @@ import os
 import platform
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from typing import Any
 import numba
 import torch
 
+from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.training.run import processor
 
@@ -78,21 +78,13 @@ def environment() -> Row:
     }
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    with os.fdopen(handle, "w", newline="") as file:
-        file.write(text)
-    os.chmod(name, 0o644)
-    os.replace(name, path)
-
-
 def save(name: str, header: Row, rows: list[Row], folder: Path = RESULTS) -> None:
     """Write name.json (header and rows) and name.csv (rows, each with the header's fields that tell runs apart)."""
     import io
 
-    _replace(folder / f"{name}.json", json.dumps({"environment": header, "rows": rows}, indent=1) + "\n")
+    atomic.write_text(
+        folder / f"{name}.json", json.dumps({"environment": header, "rows": rows}, indent=1) + "\n", parents=True
+    )
     told = {key: header[key] for key in ("date", "commit", "processor", "threads")}
     table = [{**row, **told} for row in rows]
     columns = list(dict.fromkeys(key for row in table for key in row))
@@ -100,4 +92,4 @@ def save(name: str, header: Row, rows: list[Row], folder: Path = RESULTS) -> Non
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    _replace(folder / f"{name}.csv", text.getvalue())
+    atomic.write_text(folder / f"{name}.csv", text.getvalue(), parents=True)

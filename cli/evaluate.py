@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from drm_triton import atomic
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.output import check_target
 
 
 def evaluate(
@@ -62,7 +62,7 @@ def evaluate(
     if min_train < 0:
         raise InputError(f"--min-train must be at least 0, got {min_train}")
     if per_user is not None:
-        check_target("--per-user", per_user)  # before anything that takes time
+        atomic.check_file(per_user, "give another `per_user`")  # before anything that takes time
     model = DRM.load(run)
     data = dataset_of(run, None if dataset is None else find_dataset(dataset))
     if not model.was_fit_on(data):
@@ -127,13 +127,11 @@ def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list
 
 
 def _write_parquet(frame: Any, path: Path) -> None:
-    from drm_triton.training.checkpoint import replace_file
 
-    replace_file(path, frame.write_parquet)
+    atomic.write_file(path, frame.write_parquet)
 
 
 def _draw(groups: Any, metric: str, path: Path) -> None:
     from drm_triton.plots import activity_bars
-    from drm_triton.training.checkpoint import replace_file
 
-    replace_file(path, lambda place: activity_bars(groups, metric, place))
+    atomic.write_file(path, lambda place: activity_bars(groups, metric, place))

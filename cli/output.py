@@ -1,12 +1,12 @@
 """How `recommend` and `similar` write their lists: block by block, in a file that appears when it is complete."""
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from drm_triton import atomic
 from drm_triton.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,33 +28,15 @@ def check_output(form: Format | None, out: Path | None) -> Format:
     if out is None and chosen == "parquet":
         raise InputError("--format parquet needs --out: it is not text")
     if out is not None:
-        check_target("--out", out)
+        atomic.check_file(out, "give another `out`, or leave it out to print")
     return chosen
-
-
-def check_target(option: str, path: Path) -> None:
-    """Raise unless a file can be put there: a new one, or in the place of a regular one; a link is followed."""
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InputError(f"{option} {path} is a folder; give another file")
-    if target.exists() and not target.is_file():  # a pipe or a device: a rename would put a file in its place
-        raise InputError(
-            f"{option} {path} is a pipe or a device, not a file; give another file"
-            + (", or leave --out away to print" if option == "--out" else "")
-        )
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise InputError(
-            f"{option} {path} cannot be made: {target.parent} is not a folder that can be written; give another file"
-        )
 
 
 def write(frames: Iterable["pl.DataFrame"], form: Format, out: Path | None) -> None:
     """Write frames of the same columns, the first of them naming whose list it is."""
-    from drm_triton.training.checkpoint import replace_file
-
     if form == "parquet":
         assert out is not None
-        replace_file(out, lambda place: _write_parquet(frames, place))
+        atomic.write_file(out, lambda place: _write_parquet(frames, place))
     elif out is None:
         for text in TEXTS[form](frames):
             sys.stdout.write(text)
@@ -64,7 +46,7 @@ def write(frames: Iterable["pl.DataFrame"], form: Format, out: Path | None) -> N
             with open(place, "w", encoding="utf-8", newline="") as file:
                 file.writelines(TEXTS[form](frames))
 
-        replace_file(out, fill)
+        atomic.write_file(out, fill)
 
 
 def with_titles(frame: "pl.DataFrame", data: "Dataset", column: str) -> "pl.DataFrame":

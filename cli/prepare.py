@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from drm_triton import atomic
 from drm_triton.cli import complete
 from drm_triton.errors import InputError
 
@@ -153,7 +154,7 @@ def prepare(
         raise InputError(
             "generated data is neither downloaded nor read: leave --download and the options for reading out"
         )
-    preparation.store.check_target(out, overwrite)
+    atomic.check_directory(out, overwrite, preparation.store.MARKER)
     remarks = None
     if chosen.name == "synthetic":
         data = preparation.prepare_synthetic(Shape(**DEFAULT_SIZES | given), out, options, overwrite, report)

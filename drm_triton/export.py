@@ -20,8 +20,9 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from drm_triton import atomic
 from drm_triton._version import __version__
-from drm_triton.data.store import atomic_directory, check_target, write_array
+from drm_triton.data.store import write_array
 from drm_triton.errors import InputError
 from drm_triton.kernels.interface import Score, check_choice
 from drm_triton.model import DRM
@@ -78,7 +79,6 @@ def export(
     if kind is not None:
         _package(to)  # before anything that takes time
     U, V = (factors.cpu().numpy() for factors in (model.user_factors, model.item_factors))
-    check_target(Path(directory), overwrite, MARKER)
     manifest: dict[str, Any] = {
         "format": "drm-triton export",
         "version": 1,
@@ -89,7 +89,7 @@ def export(
         "users": len(U),
         "items": len(V),
     }
-    with atomic_directory(Path(directory), overwrite, MARKER) as folder:
+    with atomic.directory(directory, overwrite, MARKER) as folder:
         if kind is not None:
             manifest |= _write_index(kind, folder, model, U, V, report)
         elif to == "npz":

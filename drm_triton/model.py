@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drm_triton import atomic
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
-from drm_triton.data.store import atomic_directory
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend
 from drm_triton.machine import use_threads
@@ -309,7 +309,7 @@ class DRM:
         """Write the model to a directory (safetensors and Parquet, see `checkpoint`), atomically."""
         U, V = self._fitted()
         _check_finite(U, V, "this DRM")
-        with atomic_directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
+        with atomic.directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
             # a copy, so that this model does not take the temporary folder for the home of its data
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
             tensors = {"user_factors": U, "item_factors": V}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from drm_triton import atomic
 from drm_triton.data import store
 from drm_triton.data.csr import CSR, columns_of
 from drm_triton.data.ids import encode
@@ -143,17 +145,18 @@ class Dataset:
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the data set to a directory, atomically; an existing one is replaced only if `overwrite`."""
-        path = store.check_target(Path(path), overwrite)
-        arrays: dict[str, NDArray] = {}
-        for name in store.SPLIT_NAMES:
-            matrix: CSR = getattr(self, name)
-            arrays[f"{name}.indptr"] = matrix.indptr.astype("<i8", copy=False)
-            arrays[f"{name}.indices"] = matrix.indices.astype("<i4", copy=False)
-        sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
-        sizes |= {name: getattr(self, name).nnz for name in store.SPLIT_NAMES}
-        self.meta = sizes | {"checksum": self.checksum} | {k: v for k, v in self.meta.items() if k not in sizes}
-        store.write(path, arrays, {"users": self.users, "items": self.items}, self.meta, overwrite)
-        self.path = path
+        place = Path(os.path.realpath(path))
+        with atomic.directory(path, overwrite, store.MARKER) as folder:
+            arrays: dict[str, NDArray] = {}
+            for name in store.SPLIT_NAMES:
+                matrix: CSR = getattr(self, name)
+                arrays[f"{name}.indptr"] = matrix.indptr.astype("<i8", copy=False)
+                arrays[f"{name}.indices"] = matrix.indices.astype("<i4", copy=False)
+            sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
+            sizes |= {name: getattr(self, name).nnz for name in store.SPLIT_NAMES}
+            self.meta = sizes | {"checksum": self.checksum} | {k: v for k, v in self.meta.items() if k not in sizes}
+            store.write(folder, arrays, {"users": self.users, "items": self.items}, self.meta)
+        self.path = place
 
     @classmethod
     def from_frame(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from drm_triton.data.store import atomic_directory, check_target
+from drm_triton import atomic
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.report.measure import measure_runs
 from drm_triton.report.page import render
@@ -39,8 +39,8 @@ def write_report(
     -------
     Path of the page
     """
-    check_target(Path(out), overwrite, marker=PAGE)  # before anything that takes time
+    atomic.check_directory(out, overwrite, marker=PAGE)  # before anything that takes time
     page = render(measure_runs(runs, datasets, on, users, k, reporter))
-    with atomic_directory(Path(out), overwrite, marker=PAGE) as folder:
+    with atomic.directory(out, overwrite, marker=PAGE) as folder:
         (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")
     return Path(out) / PAGE

@@ -4,15 +4,12 @@
                         its header's metadata holds one JSON object: format, version, config, progress of training
     data/               users.parquet, items.parquet (external ids, titles) and the interactions, see `data.store`
 
-Only model.safetensors changes during training. It is written beside its place, flushed, and renamed into it, so a
-reader, or a run that is killed at any moment, finds the old model or the new one.
+Only model.safetensors changes during training. It is written atomically: a reader, or a run that is killed at any
+moment, finds the old model or the new one.
 """
 
-import errno
 import json
 import os
-import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,12 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from drm_triton.errors import DrmError, InputError
+from drm_triton import atomic
+from drm_triton.errors import InputError
 
 FORMAT = "drm-triton model"
 VERSION = 1
 FILE = "model.safetensors"
-PARTIAL = ".partial"  # ending of what is being written
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], also: Path | None = None) -> None:
@@ -36,40 +33,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
     def write(temporary: Path) -> None:
         safetensors.torch.save_file(tensors, temporary, metadata=header)
         if also is not None:
-            replace_file(also, lambda place: _link(temporary, place))
+            atomic.write_file(also, lambda place: _link(temporary, place))
 
-    replace_file(path, write)
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary sibling of `path`, then rename it into place; a link is followed, not replaced."""
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    try:
-        # not by tempfile, whose files nobody else may read: this one has the mode that any new file would have
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        mode = temporary.stat().st_mode
-        write(temporary)
-        os.chmod(temporary, mode)  # safetensors replaces the file by one that is private
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except Exception as error:  # safetensors has an error type of its own for a failed write
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if full or "No space left" in str(error) or "File too large" in str(error):
-            raise DrmError(
-                f"no space left to write {path}; what was saved before is intact: free some space and resume"
-            ) from error
-        if isinstance(error, OSError):
-            raise DrmError(f"cannot write {path}: {error.strerror}; what was saved before is intact") from error
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    atomic.write_file(path, write)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

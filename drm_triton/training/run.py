@@ -12,13 +12,13 @@ import io
 import json
 import os
 import platform
-import secrets
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
@@ -42,18 +42,12 @@ class Run:
     def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
         """Make a new run directory; one that holds a run already is an error."""
         path = new_directory(path)
-        # Made beside its place and renamed: a run that is killed while it is made leaves the place free.
-        folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}{checkpoint.PARTIAL}")
-        try:
+        with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
             interactions_only(dataset, fit).save(folder / "last" / "data")
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
-            checkpoint.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
-            checkpoint.write_text(folder / "config.toml", config.resolved().to_toml())
-            path.rmdir()
-            folder.rename(path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            atomic.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
+            atomic.write_text(folder / "config.toml", config.resolved().to_toml())
         return cls(path, config, [])
 
     @classmethod
@@ -74,8 +68,8 @@ class Run:
                 f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
             )
         if changed:
-            checkpoint.write_text(path / "config.toml", config.to_toml())
-        for left in path.glob(f"*/.*{checkpoint.PARTIAL}"):  # by a process that was killed while it wrote
+            atomic.write_text(path / "config.toml", config.to_toml())
+        for left in path.glob(f"*/.*{atomic.PARTIAL}"):  # by a process that was killed while it wrote
             left.unlink()
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, []), None
@@ -98,8 +92,8 @@ class Run:
     def write_metrics(self) -> None:
         """Write metrics.jsonl and metrics.csv."""
         lines = "".join(json.dumps(record) + "\n" for record in self.records)
-        checkpoint.write_text(self.path / "metrics.jsonl", lines)
-        checkpoint.write_text(self.path / "metrics.csv", csv_text(self.records))
+        atomic.write_text(self.path / "metrics.jsonl", lines)
+        atomic.write_text(self.path / "metrics.csv", csv_text(self.records))
 
     def save(self, state: State, best: bool = False) -> None:
         """Write the state to last/, and to best/ as well if it is the best so far."""
@@ -113,7 +107,7 @@ class Run:
         """Write curves.png."""
         from drm_triton.plots import learning_curves
 
-        checkpoint.replace_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
+        atomic.write_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
 
 
 def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:

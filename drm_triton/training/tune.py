@@ -24,12 +24,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from drm_triton import atomic
 from drm_triton.config import ALIASES, FILE_NAMES, TrainConfig, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.model import DRM
 from drm_triton.ranking.evaluate import MIN_TRAIN, measurable
-from drm_triton.training import checkpoint
 from drm_triton.training.loop import EpochEnd
 from drm_triton.training.run import csv_text, environment
 
@@ -196,7 +196,7 @@ class Study:
             ) from None
         if not taken:
             found = environment(self.base, self.dataset)
-            checkpoint.write_text(file, json.dumps({**found, **made_of}, indent=2) + "\n")
+            atomic.write_text(file, json.dumps({**found, **made_of}, indent=2) + "\n")
         try:
             recorded = json.loads(file.read_text("utf-8"))
             before = _identity(recorded["data"]["checksum"], recorded["space"], recorded["base"])
@@ -211,7 +211,7 @@ class Study:
                     "go on with what it was made with, or give another --study"
                 )
         text = "".join(f"{name} = {json.dumps(values)}\n" for name, values in self.space.items())
-        checkpoint.write_text(self.path / "space.toml", text)
+        atomic.write_text(self.path / "space.toml", text)
 
     def _read(self) -> list[Record]:
         file = self.path / "trials.jsonl"
@@ -225,12 +225,12 @@ class Study:
         if not self.records:
             return
         lines = "".join(json.dumps(record) + "\n" for record in self.records)
-        checkpoint.write_text(self.path / "trials.jsonl", lines)
-        checkpoint.write_text(self.path / "trials.csv", csv_text(self.records))
+        atomic.write_text(self.path / "trials.jsonl", lines)
+        atomic.write_text(self.path / "trials.csv", csv_text(self.records))
         best, config = self.best, self.best_config
         if best is not None and config is not None:
             title = f"# trial {best['number']} of {len(self.records)}: {self.metric} {best[self.metric]:.6f}\n"
-            checkpoint.write_text(self.path / "best.toml", title + config.to_toml())
+            atomic.write_text(self.path / "best.toml", title + config.to_toml())
 
 
 def draws(space: Mapping[str, Sequence[Any]], base: TrainConfig) -> Iterator[Options]:

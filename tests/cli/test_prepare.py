@@ -246,7 +246,7 @@ def test_existing_output(run):
     Path("good.csv").write_text(GOOD)
     command = ["prepare", "table", "--raw", "good.csv", "--out", "d", "--quiet"]
     assert run(*command)[0] == 0
-    assert "--overwrite" in fails(run, *command)
+    assert "overwrite" in fails(run, *command)
     assert run(*command, "--overwrite", "--seed", 1)[0] == 0
     assert Dataset.load("d").meta["options"]["seed"] == 1
     Path("good.csv").write_text("user,item\n1,\n")

@@ -250,7 +250,7 @@ def test_a_pipe_is_not_replaced_and_a_link_is_followed(run: Path, tmp_path: Path
         for out in (pipe, to_pipe):
             code, _, errors = call(*options, "--out", out)
             assert code == 2
-            assert "leave --out away to print" in errors
+            assert "leave it out to print" in errors
     assert pipe.is_fifo()
     assert to_pipe.is_symlink()
     for number, text in enumerate(("old", None)):  # a link to a file, and one to a file that is yet to be

@@ -6,7 +6,6 @@ import pytest
 import scipy.sparse
 
 from drm_triton import Dataset
-from drm_triton.data import store
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 
@@ -109,37 +108,6 @@ def test_overwrite_spares_other_directories(tmp_path):
     with pytest.raises(InputError, match="was not made by this program"):
         Dataset.from_csr(([0, 1], [0])).save(tmp_path / "thesis", overwrite=True)
     assert (tmp_path / "thesis" / "chapter.tex").exists()
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("victim", ["file", "folder"])
-def test_a_way_through_a_missing_directory_leads_to_the_same_refusal(tmp_path, victim, overwrite):
-    if victim == "folder":
-        (tmp_path / "victim").mkdir()
-    precious = tmp_path / "victim" / "notes" if victim == "folder" else tmp_path / "victim"
-    precious.write_text("years of work")
-    with pytest.raises(InputError, match="exists"):
-        Dataset.from_csr(([0, 1], [0])).save(tmp_path / "nope" / ".." / "victim", overwrite)
-    assert precious.read_text() == "years of work"
-    assert [p.name for p in tmp_path.iterdir()] == ["victim"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("late", ["file", "folder"])
-def test_what_appears_during_the_work_is_spared(tmp_path, late, overwrite):
-    place = tmp_path / "out"
-    precious = place / "notes" if late == "folder" else place
-
-    def work():
-        with store.atomic_directory(place, overwrite) as folder:
-            (folder / "meta.json").write_text("{}")
-            precious.parent.mkdir(exist_ok=True)
-            precious.write_text("years of work")
-
-    with pytest.raises(InputError, match="exists"):
-        work()
-    assert precious.read_text() == "years of work"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_link_to_a_data_set_stays_a_link(stored):

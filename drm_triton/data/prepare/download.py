@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
+from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data.prepare.sources.base import Source
 from drm_triton.errors import DrmError, InputError
@@ -79,7 +79,7 @@ def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SIL
         part.unlink()
         tag.unlink(missing_ok=True)
         raise DrmError(f"{url} arrived damaged: its MD5 sum is {found} and not the published {md5}; download it again")
-    os.replace(part, target)
+    atomic.move_file(part, target)
     tag.unlink(missing_ok=True)
     return target
 

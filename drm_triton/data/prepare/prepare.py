@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data import data_dir, store
 from drm_triton.data.dataset import Dataset
@@ -82,7 +83,7 @@ def prepare(
     Dataset
         Opened from `out`.
     """
-    out = store.check_target(Path(out), overwrite)
+    out = atomic.check_directory(out, overwrite, store.MARKER)
     given = {k: v for k, v in asdict(reading).items() if v is not None}
     if unheeded := sorted(given.keys() - source.reads):
         raise InputError(f"source {source.name} does not use --{unheeded[0]}: leave it out, or use source table")
@@ -107,7 +108,7 @@ def prepare_synthetic(
     report: Reporter = SILENT,
 ) -> Dataset:
     """Generate interactions with planted structure and prepare them into the directory `out`."""
-    out = store.check_target(Path(out), overwrite)
+    out = atomic.check_directory(out, overwrite, store.MARKER)
     options = options or Options()
     with report.step("generate"):
         users, items = generator.generate(shape, options.seed)

@@ -9,7 +9,6 @@ cluster share a genre and a few performers, so that a person can see in the titl
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from drm_triton.data import store
-from drm_triton.errors import InputError
+from drm_triton import atomic
+from drm_triton.errors import DrmError, InputError
 
 MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS = 104_000, 81_200, 4_100_000
 
@@ -188,15 +187,10 @@ def _song_ids(shape: Shape, seed: int) -> tuple[NDArray[np.int64], np.random.Gen
 
 
 def _write_json(path: Path, frame: pl.DataFrame) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_json(partial)
-        os.replace(partial, path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise store.write_error(path, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        atomic.write_file(path, frame.write_json, parents=True)
+    except DrmError as error:
+        raise InputError(str(error)) from error
 
 
 def _activity(rng: np.random.Generator, shape: Shape) -> NDArray[np.int64]:

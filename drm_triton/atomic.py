@@ -1,0 +1,261 @@
+"""Write files and directories so that they appear complete or not at all.
+
+The content is written to a temporary sibling, flushed to disk, and renamed. A reader, or a process that is killed at
+any moment, finds the old content or the new one. A temporary sibling of NAME is called `.NAME.XXXXXXXX.partial`; only a
+process that is killed without warning leaves one behind.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from drm_triton.errors import DrmError, InputError
+
+PARTIAL = ".partial"  # suffix of temporary siblings
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def check_file(path: str | Path, advice: str = "give another file") -> Path:
+    """Refuse a path where no file can be written, before any work is done.
+
+    A new file and a regular file that exists are accepted. Links are followed.
+
+    Parameters
+    ----------
+    path : file to write later
+    advice : what to do instead, the last words of the message
+
+    Returns
+    -------
+    Path
+        The absolute path without links, where the file will be.
+
+    Raises
+    ------
+    InputError
+        If the path is a directory, a pipe or a device, or if its directory is missing or not writable.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory; {advice}")
+    _check_regular(target, path, advice)
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: {target.parent} is not a writable directory; {advice}")
+    return target
+
+
+def write_file(path: str | Path, write: Callable[[Path], object], parents: bool = False) -> None:
+    """Write a file atomically.
+
+    An existing file is replaced. A link is followed, not replaced.
+
+    Parameters
+    ----------
+    path : file to write
+    write : called with the path of an empty temporary sibling, which it fills
+    parents : create missing parent directories
+
+    Raises
+    ------
+    DrmError
+        If the file cannot be written. An old file is then unchanged.
+    InputError
+        If `path` is a pipe or a device: a rename would replace it by a file.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = _sibling(target)
+    try:
+        _check_regular(target, path)
+        if parents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        # Not created by `tempfile`: its files are private, and this one needs the mode of any new file.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = temporary.stat().st_mode
+        write(temporary)
+        os.chmod(temporary, mode)  # safetensors replaces the file by a private one
+        move_file(temporary, target)
+    except DrmError:
+        raise
+    except Exception as error:
+        if _is_full(error):
+            raise DrmError(
+                f"no space left to write {path}; what was saved before is intact; "
+                "free some space, then resume or start again"
+            ) from error
+        if isinstance(error, OSError):
+            raise DrmError(
+                f"cannot write {path}: {error.strerror or error}; what was saved before is intact"
+            ) from error
+        raise
+    finally:
+        with suppress(OSError):  # the path may not even lead through directories
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str, parents: bool = False) -> None:
+    """Write a text file atomically, in UTF-8 and with the line ends of `text`. See `write_file`."""
+    write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""), parents)
+
+
+def move_file(complete: Path, target: Path) -> None:
+    """Flush a complete file to disk and rename it to `target`, which it replaces."""
+    _flush(complete)
+    _check_regular(target, target)
+    complete.replace(target)
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+def check_directory(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Path:
+    """Refuse a path where no directory can be written, before any work is done.
+
+    Parameters
+    ----------
+    path : directory to write later
+    overwrite : accept an existing directory if it is empty or contains a file `marker`
+    marker : name of a file by which this program recognises its own directories; None if it must not replace any
+
+    Returns
+    -------
+    Path
+        The absolute path without links and "..". Write to this path: it stays the same place even if missing
+        directories on the way are created in the meantime.
+
+    Raises
+    ------
+    InputError
+        If the path is taken, or if it cannot be written.
+    """
+    try:
+        place = Path(os.path.realpath(path))
+        taken = os.path.lexists(place)
+        if taken and not overwrite:
+            raise InputError(
+                f"the output directory {path} already exists; give another, or use `overwrite` to replace it"
+            )
+        if taken and not _replaceable(place, marker):
+            raise InputError(
+                f"{path} exists and was not made by this program, so `overwrite` does not replace it; "
+                "give another directory"
+            )
+        parent = place.parent
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write {path}: {parent} is not a writable directory; give another directory")
+    except OSError as error:  # for example a name that is too long, or a directory without permission to enter
+        raise InputError(f"cannot write {path}: {error.strerror or error}; give another directory") from error
+    return place
+
+
+@contextmanager
+def directory(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
+    """Write a directory atomically.
+
+    Yield a temporary sibling of `path`, which takes its place when the block ends. If the block raises, the temporary
+    directory is removed and an old directory is unchanged. Missing parent directories are created.
+
+    Parameters
+    ----------
+    path, overwrite, marker : see `check_directory`, which runs at the start and again before the rename
+
+    Raises
+    ------
+    InputError
+        If the path is taken, or if it cannot be written.
+    """
+    place = check_directory(path, overwrite, marker)
+    temporary = _sibling(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.rglob("*"):
+            _flush(file)
+        _flush(temporary)
+        check_directory(place, overwrite, marker)  # again: the block may have taken hours
+        _swap(temporary, place, overwrite)
+        _flush(place.parent)
+    except DrmError:
+        raise
+    except Exception as error:
+        full = _is_full(error)
+        if not full and not isinstance(error, OSError):
+            raise
+        reason = str(error).strip().split("\n", 1)[0]
+        advice = "free some space" if full else "check the directory's permissions"
+        raise InputError(
+            f"cannot write {path}: {reason}; nothing was left behind; {advice} or give another directory"
+        ) from error
+    finally:  # after a success it no longer exists; after a failure or Ctrl-C it must not stay
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replaceable(place: Path, marker: str | None) -> bool:
+    """Tell whether `place` is an empty directory or one with the marker of this program."""
+    if marker is not None and (place / marker).is_file():
+        return True
+    return place.is_dir() and not any(place.iterdir())
+
+
+def _swap(temporary: Path, place: Path, overwrite: bool) -> None:
+    """Rename `temporary` to `place`. With `overwrite`, an old directory moves aside first; a failure restores it."""
+    if not (overwrite and place.exists()):
+        temporary.rename(place)  # fails if `place` is a file or a directory that is not empty
+        return
+    aside = _sibling(place, ".old")
+    aside.mkdir()
+    old = aside / "old"
+    place.rename(old)
+    try:
+        temporary.rename(place)
+    except BaseException:
+        old.rename(place)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _sibling(path: Path, suffix: str = PARTIAL) -> Path:
+    """Return a new temporary name beside `path`."""
+    # A long name is cut, so that the temporary name is not longer than the file system allows.
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}{suffix}")
+
+
+def _check_regular(target: Path, path: str | Path, advice: str = "give another file") -> None:
+    """Refuse a pipe or a device, which a rename would replace by a file."""
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise InputError(f"cannot write {path}: it is a pipe or a device, not a file; {advice}")
+
+
+def _is_full(error: Exception) -> bool:
+    """Tell whether a write failed for lack of space.
+
+    Polars and safetensors raise errors of their own, which contain the system's message but not its number.
+    """
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return True
+    return any(os.strerror(code) in str(error) for code in _NO_SPACE)
+
+
+def _flush(path: Path) -> None:
+    """Flush a file or a directory to disk, so that a power cut after the rename cannot leave it empty."""
+    if os.name == "nt":
+        return  # Windows can flush neither a directory nor a file that is open for reading only
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
