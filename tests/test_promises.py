@@ -5,11 +5,11 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from drm_triton import DRM, Dataset
@@ -83,7 +83,7 @@ def test_factors_that_are_not_finite_are_neither_saved_loaded_nor_ranked(tmp_pat
 class CountedRow:
     """Items of a user that count how often they are read."""
 
-    def __init__(self, items: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+    def __init__(self, items: NDArray[np.int32]) -> None:
         self.items, self.size, self.reads = items, items.size, 0
 
     def __getitem__(self, position: int) -> np.int32:
