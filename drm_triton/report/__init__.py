@@ -1,4 +1,4 @@
-"""A trained model on one page: `write_report` makes it from runs, as an HTML file that needs nothing else."""
+"""Write one self-contained HTML page about one or more trained models: `write_report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,23 +23,26 @@ def write_report(
     overwrite: bool = False,
     reporter: Reporter = SILENT,
 ) -> Path:
-    """Measure runs and write what was found to `out`/report.html, atomically.
+    """Evaluate runs and write the results to `out`/report.html, atomically.
 
     Parameters
     ----------
-    runs : run directories or saved models; several are compared
-    out : directory to write
-    datasets : prepared data that is not, or no longer, where the runs found it; each run takes the one it was fit on
-    on : "valid" or "test"; by default test, or valid where the data has no test part
-    users : how many users to show with their history and top-k, spread over activity
-    k : length of the lists shown
-    overwrite : replace an earlier report
+    runs : run directories or saved models. Several runs are compared.
+    out : directory to write.
+    datasets : prepared data sets that are no longer at the path recorded in the runs. Each run uses the one it was
+        trained on.
+    on : "valid" or "test", the held-out part of the data to evaluate on. Default: test, or valid if there is no test
+        part.
+    users : number of users to show with their history and recommendations, from the least to the most active.
+    k : number of items to recommend to each of these users.
+    overwrite : replace an existing report.
+    reporter : receives the progress.
 
     Returns
     -------
     Path of the page
     """
-    atomic.check_directory(out, overwrite, marker=PAGE)  # before anything that takes time
+    atomic.check_directory(out, overwrite, marker=PAGE)  # fail before the slow part
     page = render(measure_runs(runs, datasets, on, users, k, reporter))
     with atomic.directory(out, overwrite, marker=PAGE) as folder:
         (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")

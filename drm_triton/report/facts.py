@@ -1,92 +1,96 @@
-"""The sections with facts: configuration, environment and data of the runs."""
+"""The sections with tables of facts: configuration, environment and data of the runs."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from drm_triton.config import TrainConfig
+from drm_triton.names import SPLIT_PARTS
 from drm_triton.report import svg
 from drm_triton.report.markup import details, escape, table
-from drm_triton.report.measure import Data, Measured
+from drm_triton.report.measure import MeasuredRun, RunData
 
 
-def configuration_section(runs: Sequence[Measured]) -> str:
-    """Options of each run: those that differ first (of one run: those that differ from the defaults)."""
-    settings = [_settings(run.config) for run in runs]
-    others = settings if len(runs) > 1 else [*settings, _settings(TrainConfig())]
-    names = list(settings[0])
-    differing = [name for name in names if len({options[name] for options in others}) > 1]
-    alike = [name for name in names if name not in differing]
-    heads = ["option", *(svg.named(number, run.name) for number, run in enumerate(runs, 1))]
+def configuration_section(runs: Sequence[MeasuredRun]) -> str:
+    """List the options of the runs.
 
-    def rows(chosen: Sequence[str]) -> list[list[str]]:
+    Options that differ between the runs come first. For a single run these are the options that differ from the
+    defaults.
+    """
+    options_of_runs = [_options(run.config) for run in runs]
+    compared = options_of_runs if len(runs) > 1 else [*options_of_runs, _options(TrainConfig())]
+    names = list(options_of_runs[0])
+    different = [name for name in names if len({options[name] for options in compared}) > 1]
+    equal = [name for name in names if name not in different]
+    heads = ["option", *(svg.run_label(number, run.name) for number, run in enumerate(runs, 1))]
+
+    def rows(names: Sequence[str]) -> list[list[str]]:
         return [
-            [f"<code>{name}</code>", *(f"<code>{escape(options[name])}</code>" for options in settings)]
-            for name in chosen
+            [f"<code>{name}</code>", *(f"<code>{escape(options[name])}</code>" for options in options_of_runs)]
+            for name in names
         ]
 
     if len(runs) == 1:
-        default = others[1]
+        default = compared[1]
         with_default = [
             [*row, f"<code>{escape(default[name])}</code>"]
-            for name, row in zip(differing, rows(differing), strict=True)
+            for name, row in zip(different, rows(different), strict=True)
         ]
-        first = table("Options that differ from the defaults", [*heads, "default"], with_default, kind="options")
-        said = f"{len(alike)} options at their defaults"
+        shown = table("Options that differ from the defaults", [*heads, "default"], with_default, kind="options")
+        summary = f"{len(equal)} options with their default values"
     else:
-        first = table("Options that differ between the runs", heads, rows(differing), kind="options differ")
-        said = f"{len(alike)} options that are the same in all runs"
-    if not differing:
-        first = f"<p>{'All options are at their defaults.' if len(runs) == 1 else 'The options do not differ.'}</p>"
-    rest = details(said, table(said, heads, rows(alike), kind="options"))
-    return first + rest + _environments(runs, heads)
+        shown = table("Options that differ between the runs", heads, rows(different), kind="options differ")
+        summary = f"{len(equal)} options with the same value in all runs"
+    if not different:
+        shown = f"<p>{'All options have their default values.' if len(runs) == 1 else 'The options do not differ.'}</p>"
+    return shown + details(summary, table(summary, heads, rows(equal), kind="options")) + _environments(runs, heads)
 
 
-def _settings(config: TrainConfig) -> dict[str, str]:
-    """Each option as text; those left open as what they come to."""
+def _options(config: TrainConfig) -> dict[str, str]:
+    """Format each option as text, with automatic values resolved."""
     values = dataclasses.asdict(config.resolved())
     return {
-        "lambda" if name == "lam" else name: "all cores" if chosen is None else f"{chosen}"
-        for name, chosen in values.items()
+        "lambda" if name == "lam" else name: "all cores" if value is None else f"{value}"
+        for name, value in values.items()
     }
 
 
-def _environments(runs: Sequence[Measured], heads: Sequence[str]) -> str:
-    def of(run: Measured, *keys: str) -> str:
+def _environments(runs: Sequence[MeasuredRun], heads: Sequence[str]) -> str:
+    def lookup(run: MeasuredRun, *keys: str) -> str:
         found: Any = run.environment
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
         return "–" if found is None else escape(found)
 
-    wanted = {
+    labels = {
         "run": None, "started": ("started",), "drm-triton": ("drm_triton",), "Python": ("python",),
         **{name: ("packages", name) for name in ("torch", "triton", "numba", "numpy", "polars")},
         "system": ("machine", "system"), "processor": ("machine", "processor"), "cores": ("machine", "cores"),
         "data checksum": ("data", "checksum"),
     }  # fmt: skip
     rows = [
-        [label, *(f"<bdi>{escape(run.path)}</bdi>" if keys is None else of(run, *keys) for run in runs)]
-        for label, keys in wanted.items()
+        [label, *(f"<bdi>{escape(run.path)}</bdi>" if keys is None else lookup(run, *keys) for run in runs)]
+        for label, keys in labels.items()
     ]
-    return details("Where and with what they ran", table("Environment", ["", *heads[1:]], rows, kind="options"))
+    return details("Environment", table("Environment", ["", *heads[1:]], rows, kind="options"))
 
 
-def data_section(data: Sequence[Data]) -> str:
-    """Statistics of each data set."""
-    sets = [one.dataset for one in data]
+def data_section(data: Sequence[RunData]) -> str:
+    """List the statistics of each data set."""
+    datasets = [one.dataset for one in data]
     rows: list[list[str]] = [
-        ["users", *(f"{one.n_users:,}" for one in sets)],
-        ["items", *(f"{one.n_items:,}" for one in sets)],
-        ["interactions", *(f"{one.n_interactions:,}" for one in sets)],
-        ["average per user", *(f"{one.n_interactions / max(one.n_users, 1):.1f}" for one in sets)],
-        ["average per item", *(f"{one.n_interactions / max(one.n_items, 1):.1f}" for one in sets)],
-        ["density", *(f"{one.n_interactions / max(one.n_users * one.n_items, 1):.4%}" for one in sets)],
+        ["users", *(f"{one.n_users:,}" for one in datasets)],
+        ["items", *(f"{one.n_items:,}" for one in datasets)],
+        ["interactions", *(f"{one.n_interactions:,}" for one in datasets)],
+        ["average per user", *(f"{one.n_interactions / max(one.n_users, 1):.1f}" for one in datasets)],
+        ["average per item", *(f"{one.n_interactions / max(one.n_items, 1):.1f}" for one in datasets)],
+        ["density", *(f"{one.n_interactions / max(one.n_users * one.n_items, 1):.4%}" for one in datasets)],
     ]
-    for part in ("train", "valid", "test"):
-        shares = ((getattr(one, part).nnz, one.n_interactions) for one in sets)
-        rows.append([part, *(f"{n:,} <small>{n / max(total, 1):.1%}</small>" for n, total in shares)])
-    rows.append(["source", *(escape(one.meta.get("source", "–")) for one in sets)])
-    rows.append(["split", *(_split(one.meta.get("options")) for one in sets)])
+    for split_part in SPLIT_PARTS:
+        sizes = ((getattr(one, split_part).nnz, one.n_interactions) for one in datasets)
+        rows.append([split_part, *(f"{n:,} <small>{n / max(total, 1):.1%}</small>" for n, total in sizes)])
+    rows.append(["source", *(escape(one.meta.get("source", "–")) for one in datasets)])
+    rows.append(["split", *(_split(one.meta.get("options")) for one in datasets)])
     names = [f"<bdi>{escape(one.name)}</bdi>" for one in data]
     content = table("Statistics of the data", ["", *names], rows, kind="figures")
     for one in data:
@@ -94,8 +98,8 @@ def data_section(data: Sequence[Data]) -> str:
         if steps:
             lines = [(escape(s["step"]), *(f"{s[n]:,}" for n in ("interactions", "users", "items"))) for s in steps]
             heads = ["step", "interactions", "users", "items"]
-            said = f"How <bdi>{escape(one.name)}</bdi> was prepared"
-            content += details(said, table(f"Preparation of {one.name}", heads, lines, kind="figures"))
+            summary = f"Preparation of <bdi>{escape(one.name)}</bdi>"
+            content += details(summary, table(f"Preparation of {one.name}", heads, lines, kind="figures"))
     return content
 
 

@@ -1,21 +1,21 @@
-"""Text into HTML: escaping, and the few pieces that every section is made of."""
+"""Escape text for HTML, and build the elements that all sections use."""
 
 import html
 import re
 from collections.abc import Iterable, Sequence
 
-METRICS = {
+METRIC_TITLES = {
     "ndcg": "NDCG", "map": "MAP", "recall": "Recall", "precision": "Precision",
     "hit": "Hit rate", "mrr": "MRR", "coverage": "Coverage",
 }  # fmt: skip
 HEADLINE = "ndcg@10"
 
-# Controls that HTML cannot carry, or would change on the way; tab and newline pass as they are.
+# Control characters that HTML forbids or that a parser changes. Tab and newline are allowed.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 def escape(text: object) -> str:
-    r"""Make any text inert and exact in element content and quoted attributes; controls become visible escapes.
+    r"""Escape text for element content and quoted attributes. Control characters become visible escape sequences.
 
     Examples
     --------
@@ -24,24 +24,24 @@ def escape(text: object) -> str:
     >>> escape("a\x00b")
     'a\\x00b'
     """
-    clean = str(text).encode("utf-8", "backslashreplace").decode("utf-8")  # a file name may hold stray bytes
+    clean = str(text).encode("utf-8", "backslashreplace").decode("utf-8")  # file names may contain invalid bytes
     return html.escape(CONTROL.sub(lambda match: ascii(match[0])[1:-1], clean), quote=True)
 
 
 def value(number: float | None, form: str = ".4f") -> str:
-    """A number as shown, with all its digits in the markup for those who read it by program."""
+    """Format a number for reading and keep all its digits in the `value` attribute for programs."""
     return "–" if number is None else f'<data value="{number!r}">{number:{form}}</data>'
 
 
 def table(label: str, heads: Iterable[str], rows: Iterable[Sequence[str]], above: str = "", kind: str = "") -> str:
-    """A table in a box of its own, which scrolls (from the keyboard too) where the page is narrow.
+    """Build a table inside a box that scrolls on narrow screens, with the keyboard too.
 
     Parameters
     ----------
-    label : plain text that a screen reader says for the table
-    heads, rows : HTML of the cells; the first of a row is its heading
-    above : row of headings over the ordinary ones, HTML
-    kind : style class
+    label : plain text that a screen reader announces
+    heads, rows : HTML of the cells. The first cell of a row is its heading.
+    above : HTML of a second row of headings, above `heads`
+    kind : CSS classes
     """
     head = "".join(f'<th scope="col">{cell}</th>' for cell in heads)
     body = "".join(
@@ -54,5 +54,5 @@ def table(label: str, heads: Iterable[str], rows: Iterable[Sequence[str]], above
 
 
 def details(summary: str, content: str) -> str:
-    """Content that is folded away until asked for."""
+    """Build a collapsed element that opens on a click on its summary."""
     return f"<details><summary>{summary}</summary>{content}</details>"

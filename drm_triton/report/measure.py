@@ -1,4 +1,4 @@
-"""What a report shows, measured: each run with its metrics and its lists for a sample of users."""
+"""Evaluate runs and compute recommendations for a sample of users: everything that a report shows."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import InputError
 from drm_triton.model import DRM
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.ranking.evaluate import MIN_TRAIN, Evaluation, evaluate, factor_ranker, popularity_ranker
+from drm_triton.ranking.evaluate import MIN_TRAIN, Evaluation, evaluate, factor_ranker, measurable, popularity_ranker
 from drm_triton.training.checkpoint import FILE
 from drm_triton.training.run import best_record, checkpoint_directory, read_environment, read_metrics
 
@@ -23,18 +23,18 @@ CUT_OFFS = (10, 50)
 
 
 @dataclass(eq=False)
-class Data:
-    """A data set of one or more runs, and how it is used to measure them."""
+class RunData:
+    """A data set that one or more runs were trained on, and how the report uses it."""
 
     name: str
     dataset: Dataset
-    on: str | None  # the held-out part, None where the data holds nothing out
+    on: str | None  # the held-out part to evaluate on; None if the data has none
     n_sample: int
-    popularity: dict[str, Evaluation] = field(default_factory=dict)  # the baseline, by what it was counted on
+    popularity: dict[str, Evaluation] = field(default_factory=dict)  # the baseline, by `fit_on` of the runs
 
     @cached_property
     def seen(self) -> CSR:
-        """What is excluded from the rankings: all that comes before the held-out part."""
+        """The interactions before the held-out part. They are excluded from the rankings."""
         return self.dataset.train.union(self.dataset.valid) if self.on == "test" else self.dataset.train
 
     @cached_property
@@ -43,15 +43,15 @@ class Data:
         return getattr(self.dataset, self.on) if self.on else CSR.empty(self.dataset.train.shape)
 
     def baselines(self) -> list[tuple[str, Evaluation]]:
-        """Popularity under its name: more than one where runs were fit on different parts of the data."""
+        """Return label and evaluation of each popularity baseline, one for each `fit_on` of the runs."""
         several = len(self.popularity) > 1
         return [(f"popularity of {on}" if several else "popularity", result) for on, result in self.popularity.items()]
 
     @cached_property
     def sample(self) -> NDArray[np.int64]:
-        """Codes of the users to show: evenly spaced in the order of activity, among those that are measured."""
+        """Codes of the users to show: evaluated users, evenly spaced in order of activity."""
         activity = self.seen.degrees()
-        users = np.flatnonzero((self.held_out.degrees() > 0) & (activity >= MIN_TRAIN))
+        users = measurable(self.seen, self.held_out)
         if len(users) == 0:
             users = np.flatnonzero(activity > 0)
         users = users[np.argsort(activity[users], kind="stable")]
@@ -60,24 +60,24 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One run, or one saved model."""
+class MeasuredRun:
+    """A run or a saved model with its evaluation."""
 
     name: str
     path: Path
-    data: Data
+    data: RunData
     config: TrainConfig
     checkpoint: str  # best, last or saved
-    records: list[dict[str, Any]]  # of metrics.jsonl, empty for a saved model
-    environment: dict[str, Any]  # of env.json, likewise
+    records: list[dict[str, Any]]  # lines of metrics.jsonl; empty for a saved model
+    environment: dict[str, Any]  # env.json; empty for a saved model
     evaluation: Evaluation | None
     popularity: Evaluation | None
-    unmeasured: str  # why there is no evaluation
-    top: NDArray[np.int32]  # [users in data.sample, k], -1 where fewer items remain
+    not_evaluated: str  # the reason, if there is no evaluation
+    recommendations: NDArray[np.int32]  # [users in data.sample, k], padded with -1
 
     @property
     def monitor(self) -> str:
-        """The column of `records` that the best epoch goes by."""
+        """The column of `records` that decides which epoch is best."""
         return f"valid/{self.config.monitor}"
 
     @property
@@ -93,35 +93,38 @@ def measure_runs(
     users: int = 50,
     k: int = 10,
     reporter: Reporter = SILENT,
-) -> list[Measured]:
-    """Load each run with its data, evaluate it, and rank for the sample of users; see `write_report`."""
-    places = [Path(path) for path in paths]
-    if len({place.resolve() for place in places}) < len(places):
+) -> list[MeasuredRun]:
+    """Load each run with its data, evaluate it, and recommend items to a sample of users.
+
+    See `write_report` for the parameters.
+    """
+    run_paths = [Path(path) for path in paths]
+    if len({path.resolve() for path in run_paths}) < len(run_paths):
         raise InputError("a run is given twice; give each run once")
     given = {str(Path(path)): Dataset.load(path) for path in datasets}
-    # All runs are looked at before the first is measured, and one model at a time is held.
-    found = [_dataset(place, _load(place), _environment(place), given) for place in places]
+    # Check all runs before evaluating the first. Only one model at a time stays in memory.
+    found = [_dataset(path, _load(path), _environment(path), given) for path in run_paths]
     for unused in given.keys() - {str(dataset.path) for dataset in found}:
-        raise InputError(f"--dataset {unused}: none of the runs needs it; leave it out")
-    different = {dataset.checksum: dataset for dataset in found}
-    names = distinct_names([dataset.path or Path() for dataset in different.values()])
-    sets = {
-        checksum: Data(name, dataset, _held_out_part(dataset, on), users)
-        for name, (checksum, dataset) in zip(names, different.items(), strict=True)
+        raise InputError(f"no run needs the data set {unused}; leave it out of `datasets`")
+    distinct = {dataset.checksum: dataset for dataset in found}
+    names = distinct_names([dataset.path or Path() for dataset in distinct.values()])
+    data = {
+        checksum: RunData(name, dataset, _held_out_part(dataset, on), users)
+        for name, (checksum, dataset) in zip(names, distinct.items(), strict=True)
     }
     return [
-        _measure(name, place, sets[dataset.checksum], k, reporter)
-        for name, place, dataset in zip(distinct_names(places), places, found, strict=True)
+        _measure(name, path, data[dataset.checksum], k, reporter)
+        for name, path, dataset in zip(distinct_names(run_paths), run_paths, found, strict=True)
     ]
 
 
-def data_of(runs: Sequence[Measured]) -> list[Data]:
-    """The data sets behind the runs, each once."""
+def data_of(runs: Sequence[MeasuredRun]) -> list[RunData]:
+    """Return the data sets of the runs, without duplicates."""
     return list(dict.fromkeys(run.data for run in runs))
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or the whole where that would not tell them apart.
+    """Return the last component of each path, or the whole paths if two of these components are equal.
 
     Examples
     --------
@@ -134,21 +137,21 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
-def _measure(name: str, path: Path, data: Data, k: int, reporter: Reporter) -> Measured:
+def _measure(name: str, path: Path, data: RunData, k: int, reporter: Reporter) -> MeasuredRun:
     model, records = _load(path), _records(path)
     ops, _ = model.backend()
     rank = factor_ranker(ops, model.user_factors, model.item_factors, model.config.score)
     evaluation = popularity = None
-    unmeasured = ""
-    exclude = data.seen
+    not_evaluated = ""
+    excluded = data.seen
     fit_on = model.config.fit_on
     if data.on is None:
-        unmeasured = "its data set holds nothing out to measure it on"
+        not_evaluated = "its data set has no held-out part"
     elif data.on in model.config.fit_parts:
-        unmeasured = f"it was fit on {fit_on}, so it has seen what it would be measured on"
-        exclude = model.interactions.train  # what came before, and this
-    elif not ((data.seen.degrees() >= MIN_TRAIN) & (data.held_out.degrees() > 0)).any():
-        unmeasured = f"no user has both held-out items and at least {MIN_TRAIN} training interactions"
+        not_evaluated = f"it was trained on {fit_on}, which includes the {data.on} part"
+        excluded = model.interactions.train  # this includes the held-out part
+    elif len(measurable(data.seen, data.held_out)) == 0:
+        not_evaluated = f"no user has both held-out items and at least {MIN_TRAIN} training interactions"
     else:
         with reporter.step(f"{name}: ranking all items for every user", total=data.dataset.n_users, unit="users") as s:
             evaluation = evaluate(
@@ -159,79 +162,80 @@ def _measure(name: str, path: Path, data: Data, k: int, reporter: Reporter) -> M
                 baseline = popularity_ranker(model.interactions.train)
                 data.popularity[fit_on] = evaluate(baseline, data.seen, data.held_out, CUT_OFFS)
         popularity = data.popularity[fit_on]
-    top = rank(data.sample, exclude.take(data.sample), k)
+    recommendations = rank(data.sample, excluded.take(data.sample), k)
     checkpoint = checkpoint_directory(path).name
-    return Measured(
+    return MeasuredRun(
         name=name,
         path=path,
         data=data,
         config=model.config,
-        checkpoint=checkpoint if checkpoint in ("best", "last") and _home(path) else "saved",
+        checkpoint=checkpoint if checkpoint in ("best", "last") and _run_directory(path) else "saved",
         records=records,
         environment=_environment(path),
         evaluation=evaluation,
         popularity=popularity,
-        unmeasured=unmeasured,
-        top=top,
+        not_evaluated=not_evaluated,
+        recommendations=recommendations,
     )
 
 
 def _load(path: Path) -> DRM:
-    if (path / "config.toml").exists() and not any((path / part / FILE).exists() for part in ("best", "last")):
+    checkpoints = (path / name / FILE for name in ("best", "last"))
+    if (path / "config.toml").exists() and not any(file.exists() for file in checkpoints):
         raise InputError(
-            f"{path} has no checkpoint yet: it was stopped within its first epoch; "
-            f"take it up again with drm-triton train --resume {path}"
+            f"{path} has no checkpoint: training stopped before the end of the first epoch; "
+            f"resume it with drm-triton train --resume {path}"
         )
     return DRM.load(path)
 
 
-def _home(path: Path) -> Path | None:
-    """The run directory that `path` is, or is a checkpoint of; None for a saved model."""
-    places = (path, path.parent) if path.name in ("best", "last") else (path,)
-    return next((place for place in places if (place / "config.toml").exists()), None)
+def _run_directory(path: Path) -> Path | None:
+    """Return the run directory of a path that is one or is a checkpoint in one; None for a saved model."""
+    candidates = (path, path.parent) if path.name in ("best", "last") else (path,)
+    return next((folder for folder in candidates if (folder / "config.toml").exists()), None)
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    home = _home(path)
-    if home is None or not (home / "env.json").exists():
+    run = _run_directory(path)
+    if run is None or not (run / "env.json").exists():
         return {}
-    return read_environment(home)
+    return read_environment(run)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    home = _home(path)
-    records = read_metrics(home) if home else []
+    run = _run_directory(path)
+    records = read_metrics(run) if run else []
     for number, record in enumerate(records, 1):
-        whole = isinstance(record, dict) and {"epoch", "loss", "seconds"} <= record.keys()
-        if not whole or not all(isinstance(value, int | float) for value in record.values()):
-            raise InputError(f"{path}: line {number} of metrics.jsonl is not the record of an epoch; remove the file")
+        complete = isinstance(record, dict) and {"epoch", "loss", "seconds"} <= record.keys()
+        if not complete or not all(isinstance(value, int | float) for value in record.values()):
+            raise InputError(f"{path}: line {number} of metrics.jsonl is not a record of an epoch; remove the file")
     return records
 
 
 def _dataset(path: Path, model: DRM, environment: dict[str, Any], given: dict[str, Dataset]) -> Dataset:
-    """The data set a model was fit on: one of those given, or where the run found it."""
+    """Return the data set a model was trained on: one of those given, or the one at the recorded path."""
     for dataset in given.values():
         if model.was_fit_on(dataset):
             return dataset
     recorded = environment.get("data", {}).get("path")
     if recorded is None:
-        where = "does not say where its data lies" if not given else f"was not fit on {' or '.join(given)}"
-        raise InputError(f"{path} {where}; give the data set it was fit on with --dataset PATH")
+        problem = "does not record where its data is" if not given else f"was not trained on {' or '.join(given)}"
+        raise InputError(f"{path} {problem}; give the data set it was trained on in `datasets`")
     if not os.path.exists(recorded):
-        also = f", and {' or '.join(given)} is other data" if given else ""
-        raise InputError(f"{path}: its data set is no longer at {recorded}{also}; say where it is with --dataset PATH")
+        also = f", and it was not trained on {' or '.join(given)}" if given else ""
+        raise InputError(f"{path}: its data set is no longer at {recorded}{also}; give its new path in `datasets`")
     dataset = Dataset.load(recorded)
     if not model.was_fit_on(dataset):
         raise InputError(
-            f"{path} was fit on other data than {recorded} holds now; prepare it again as it was, or say where the "
-            "original is with --dataset PATH"
+            f"{path} was trained on other data than {recorded} holds now; prepare the original data again, or give "
+            "its path in `datasets`"
         )
     return dataset
 
 
-def _held_out_part(dataset: Dataset, asked: str | None) -> str | None:
-    if asked is None:
-        return next((part for part in ("test", "valid") if getattr(dataset, part).nnz), None)
-    if getattr(dataset, asked).nnz == 0:
-        raise InputError(f"{dataset.path} has no {asked} part to measure on; leave out --on {asked}")
-    return asked
+def _held_out_part(dataset: Dataset, requested: str | None) -> str | None:
+    if requested is None:
+        return next((name for name in ("test", "valid") if getattr(dataset, name).nnz), None)
+    if getattr(dataset, requested).nnz == 0:
+        raise InputError(f"{dataset.path} has no {requested} part; leave out `on`")
+    return requested

@@ -1,13 +1,13 @@
 "use strict";
-// Show one user at a time, and find users by id or by an item; without this script all stand below one another.
+// Show one user at a time, and search users by id or item. Without this script all users are visible.
 for (const browser of document.querySelectorAll(".browser")) {
   const links = [...browser.querySelectorAll(".index a")];
   const articles = new Map(links.map(link => [link, document.getElementById(link.hash.slice(1))]));
   const texts = new Map([...articles].map(([link, article]) => [link, article.textContent.toLowerCase()]));
   const field = browser.querySelector("input");
   const status = browser.querySelector(".status");
-  const everyone = status.textContent;
-  const listed = () => links.filter(link => !link.parentElement.hidden);
+  const initialStatus = status.textContent;
+  const visibleLinks = () => links.filter(link => !link.parentElement.hidden);
 
   const select = link => {
     for (const [other, article] of articles) {
@@ -17,25 +17,25 @@ for (const browser of document.querySelectorAll(".browser")) {
     }
   };
 
-  const find = () => {
-    const wanted = field.value.trim().toLowerCase();
-    for (const link of links) link.parentElement.hidden = !texts.get(link).includes(wanted);
-    const left = listed();
-    status.textContent = wanted ? `${left.length} of ${links.length} users` : everyone;
-    if (left.length && !left.some(link => link.hasAttribute("aria-current"))) select(left[0]);
+  const search = () => {
+    const text = field.value.trim().toLowerCase();
+    for (const link of links) link.parentElement.hidden = !texts.get(link).includes(text);
+    const matches = visibleLinks();
+    status.textContent = text ? `${matches.length} of ${links.length} users` : initialStatus;
+    if (matches.length && !matches.some(link => link.hasAttribute("aria-current"))) select(matches[0]);
   };
 
-  const follow = () => links.find(link => link.hash === location.hash);
+  const linkInAddress = () => links.find(link => link.hash === location.hash);
 
   for (const link of links) {
     link.addEventListener("click", event => {
-      event.preventDefault(); // the user is shown in place, and the page does not jump
+      event.preventDefault(); // show the user without scrolling the page
       history.replaceState(null, "", link.hash);
       select(link);
     });
     link.addEventListener("keydown", event => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      const next = step && listed()[listed().indexOf(link) + step];
+      const next = step && visibleLinks()[visibleLinks().indexOf(link) + step];
       if (!next) return;
       event.preventDefault();
       next.focus();
@@ -43,8 +43,8 @@ for (const browser of document.querySelectorAll(".browser")) {
     });
   }
   field.disabled = false;
-  field.addEventListener("input", find);
-  addEventListener("hashchange", () => follow() && select(follow()));
-  if (links.length) select(follow() || links[0]);
-  find();
+  field.addEventListener("input", search);
+  addEventListener("hashchange", () => linkInAddress() && select(linkInAddress()));
+  if (links.length) select(linkInAddress() || links[0]);
+  search();
 }

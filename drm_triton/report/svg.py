@@ -1,6 +1,6 @@
-"""Charts as SVG text: lines and bars, coloured by the page's style sheet (class r1 is the first run, r0 the baseline).
+"""Line and bar charts as SVG text, coloured by the style sheet: class r1 is the first run, r0 the baseline.
 
-Every text that comes from outside is escaped here; the colours of a run are the same in every chart and table.
+Labels are escaped here. A run has the same colour in every chart and table.
 """
 
 import math
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 from drm_triton.report.markup import escape
 
-WIDTH, HEIGHT = 320, 200  # of a line chart, in the units that its style sheet calls px
+WIDTH, HEIGHT = 320, 200  # of a line chart, in px of its view box
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 38
 COLOURS, SHAPES = 8, 4
-MANY = 25  # from so many points on only the best has a marker
+MAX_MARKERS = 25  # a curve with this many points or more marks only the best one
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's line in a chart; `best` is the point to ring."""
+    """The line of one run. A ring marks the point `best`."""
 
     label: str
-    run: int  # 1 is the first
+    run: int  # number of the run, from 1
     points: Sequence[Point]
     best: Point | None = None
 
 
 @dataclass(frozen=True)
 class Bars:
-    """One value for each group, of a run or (run 0) of the baseline."""
+    """One value for each group, of a run or of the baseline (run 0)."""
 
     label: str
     run: int
@@ -37,12 +37,12 @@ class Bars:
 
 
 def colour(run: int) -> str:
-    """Style class of a run; with more runs than colours they come round again, with another marker."""
+    """Return the CSS class of a run. With more than COLOURS runs the colours repeat with other markers."""
     return f"r{(run - 1) % COLOURS + 1}" if run else "r0"
 
 
 def marker(run: int, x: float, y: float, size: float = 3.2) -> str:
-    """Circle, square, triangle or diamond: runs are told apart by shape as well as by colour."""
+    """Draw a circle, square, triangle or diamond. Runs differ in shape as well as in colour."""
     shape = ((run - 1) + (run - 1) // COLOURS) % SHAPES
     if shape == 0:
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>'
@@ -56,18 +56,18 @@ def marker(run: int, x: float, y: float, size: float = 3.2) -> str:
 
 
 def swatch(run: int) -> str:
-    """A run's marker by itself, for text."""
+    """Draw the marker of a run for use in text."""
     mark = marker(run, 7, 7, 4.5) if run else '<rect x="2" y="3" width="10" height="8" rx="2"/>'
     return f'<svg class="swatch {colour(run)}" viewBox="0 0 14 14" aria-hidden="true">{mark}</svg>'
 
 
-def named(run: int, name: str) -> str:
-    """A run's marker and name."""
+def run_label(run: int, name: str) -> str:
+    """Build the label of a run: its marker and its name."""
     return f'{swatch(run)}<bdi class="name">{escape(name)}</bdi>'
 
 
 def ticks(low: float, high: float, n: int = 4, whole: bool = False) -> list[float]:
-    """Round numbers that cover [low, high], about n of them.
+    """Return about n round numbers that cover [low, high].
 
     Examples
     --------
@@ -77,7 +77,7 @@ def ticks(low: float, high: float, n: int = 4, whole: bool = False) -> list[floa
     [1.0, 2.0, 3.0, 4.0, 5.0]
     """
     span = max(high - low, 1e-6 * max(abs(low), abs(high)))
-    if span < 1e-300:  # 0, or so small that a step of it would be
+    if span < 1e-300:  # zero, or so small that the step would underflow
         span = 1.0
     unit = 10.0 ** math.floor(math.log10(span / n))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m * n >= span * 0.99)
@@ -88,12 +88,12 @@ def ticks(low: float, high: float, n: int = 4, whole: bool = False) -> list[floa
 
 
 def number(value: float) -> str:
-    """Short text of a tick."""
+    """Format the number at a tick."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
 def lines(title: str, x_label: str, curves: Sequence[Curve], whole: bool = False) -> str:
-    """A line chart; `whole` asks for ticks at whole numbers along x."""
+    """Draw a line chart. With `whole` the ticks of the x axis are integers."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         return ""
@@ -107,60 +107,60 @@ def lines(title: str, x_label: str, curves: Sequence[Curve], whole: bool = False
         up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    parts = []
+    elements = []
     for y in y_ticks:
         _, at = place(x_range[0], y)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{at + 4:.1f}">{number(y)}</text>')
+        elements.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        elements.append(f'<text class="tick y" x="{LEFT - 6}" y="{at + 4:.1f}">{number(y)}</text>')
     for x in x_ticks:
         if x_range[0] <= x <= x_range[1]:
             at, _ = place(x, y_ticks[0])
-            parts.append(f'<text class="tick x" x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}">{number(x)}</text>')
+            elements.append(f'<text class="tick x" x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}">{number(x)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="tick x" x="{middle:.1f}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
+    elements.append(f'<text class="tick x" x="{middle:.1f}" y="{HEIGHT - 4}">{escape(x_label)}</text>')
     for curve in curves:
-        parts.append(f'<g class="{colour(curve.run)}">' + _curve(curve, place, x_label) + "</g>")
+        elements.append(f'<g class="{colour(curve.run)}">' + _curve(curve, place, x_label) + "</g>")
     ends = "; ".join(
         f"{curve.label} from {curve.points[0][1]:.4g} to {curve.points[-1][1]:.4g}" for curve in curves if curve.points
     )
     label = escape(f"{title} over {x_label}: {ends}")
-    return f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(elements)}</svg>'
 
 
 def _curve(curve: Curve, place: Callable[[float, float], Point], x_label: str) -> str:
     path = "M" + "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in curve.points)
-    marked = curve.points if len(curve.points) < MANY else [point for point in curve.points if point == curve.best]
-    parts = [f'<path d="{path}"/>']
+    marked = curve.points if len(curve.points) < MAX_MARKERS else [point for point in curve.points if point == curve.best]
+    elements = [f'<path d="{path}"/>']
     for x, y in marked:
-        said = escape(f"{curve.label}: {y:.4g} at {x:.4g} {x_label}" + (" (best)" if (x, y) == curve.best else ""))
+        tooltip = escape(f"{curve.label}: {y:.4g} at {x:.4g} {x_label}" + (" (best)" if (x, y) == curve.best else ""))
         ring = '<circle class="ring" cx="{:.1f}" cy="{:.1f}" r="6.5"/>'.format(*place(x, y))
-        parts.append(
-            f"<g><title>{said}</title>{ring if (x, y) == curve.best else ''}{marker(curve.run, *place(x, y))}</g>"
+        elements.append(
+            f"<g><title>{tooltip}</title>{ring if (x, y) == curve.best else ''}{marker(curve.run, *place(x, y))}</g>"
         )
-    return "".join(parts)
+    return "".join(elements)
 
 
 def bars(title: str, groups: Sequence[str], series: Sequence[Bars]) -> str:
-    """Bars across, group under group. Lengths are percentages: the text keeps its size at any width."""
+    """Draw horizontal bars in groups. Lengths are percentages, so the text has the same size at any width."""
     top = max((value for one in series for value in one.values), default=0.0) or 1.0
     row, gap, heading = 18, 14, 22
-    parts, y = [], 0
+    elements, y = [], 0
     for g, group in enumerate(groups):
-        parts.append(f'<text class="group" x="0" y="{y + 14}">{escape(group)}</text>')
+        elements.append(f'<text class="group" x="0" y="{y + 14}">{escape(group)}</text>')
         y += heading
         for one in series:
-            share = 86 * one.values[g] / top  # the rest is for the number
-            parts.append(
+            percent = 86 * one.values[g] / top  # the rest is for the number
+            elements.append(
                 f'<g class="{colour(one.run)}"><title>{escape(one.label)}: {one.values[g]:.4f}</title>'
-                f'<rect x="0" y="{y}" width="{share:.2f}%" height="{row - 4}" rx="2"/></g>'
-                f'<text class="value" x="{share:.2f}%" dx="6" y="{y + 11}">{one.values[g]:.3f}</text>'
+                f'<rect x="0" y="{y}" width="{percent:.2f}%" height="{row - 4}" rx="2"/></g>'
+                f'<text class="value" x="{percent:.2f}%" dx="6" y="{y + 11}">{one.values[g]:.3f}</text>'
             )
             y += row
         y += gap
-    said = "; ".join(
+    description = "; ".join(
         f"{group}: " + ", ".join(f"{one.label} {one.values[g]:.3f}" for one in series) for g, group in enumerate(groups)
     )
     return (
         f'<svg class="bars" width="100%" height="{max(y - gap, 1)}" role="img" '
-        f'aria-label="{escape(f"{title}. {said}")}">{"".join(parts)}</svg>'
+        f'aria-label="{escape(f"{title}. {description}")}">{"".join(elements)}</svg>'
     )
