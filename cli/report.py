@@ -1,4 +1,4 @@
-"""`drm-triton report`: runs on one HTML page."""
+"""`drm-triton report`: write one HTML page about runs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,35 +13,40 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="Run directories, or saved models.",
+            help="Run directories or saved models.",
             show_default=False,
             autocompletion=complete.runs,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write.", show_default=False)],
-    dataset: Annotated[
+    datasets: Annotated[
         list[str] | None,
         typer.Option(
             "--dataset",
             "-d",
-            help="Prepared data, if not where the runs found it; may be repeated.",
+            help="Prepared data, if it is no longer at the path recorded in a run. Can be repeated.",
             show_default=False,
             autocompletion=complete.datasets,
         ),
     ] = None,
     on: Annotated[
         Literal["valid", "test"] | None,
-        typer.Option(help="Held-out part; default test, or valid if there is none.", show_default=False),
+        typer.Option(
+            help="Held-out part to evaluate on. Default: test, or valid if there is no test part.", show_default=False
+        ),
     ] = None,
-    users: Annotated[int, typer.Option(help="Users to show, spread over activity.", min=0, max=1000)] = 50,
-    k: Annotated[int, typer.Option("--k", help="Items recommended to each of them.", min=1, max=100)] = 10,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier report.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    users: Annotated[
+        int, typer.Option(help="Number of users to show, from the least to the most active.", min=0, max=1000)
+    ] = 50,
+    k: Annotated[int, typer.Option("--k", help="Number of items to recommend to each of them.", min=1, max=100)] = 10,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
-    """Write one self-contained HTML page about a run, or about several side by side.
+    """Write one self-contained HTML page about a run, or about several runs side by side.
 
-    Metrics with their formulas, learning curves, quality by user activity, a
-    sample of users with history and recommendations, configuration and data.
+    The page shows metrics with their formulas, learning curves, quality by
+    user activity, a sample of users with history and recommendations,
+    configuration and data.
 
     Examples:
 
@@ -55,6 +60,6 @@ def report(
     from drm_triton.progress import Reporter
     from drm_triton.report import write_report
 
-    datasets = [find_dataset(name) for name in dataset or ()]
-    page = write_report(runs, out, datasets, on, users, k, overwrite, Reporter(quiet=quiet))
+    paths = [find_dataset(name) for name in datasets or ()]
+    page = write_report(runs, out, paths, on, users, k, overwrite, Reporter(quiet=quiet))
     print(f"wrote {page} ({page.stat().st_size / 1000:,.0f} kB)")

@@ -114,9 +114,7 @@ def _metrics_note(runs: Sequence[MeasuredRun]) -> str:
     content = ""
     if sources:
         within = " and data set" if len(sources) > 1 else ""
-        content = (
-            f'<p class="quiet">Means over {", ".join(sources)}. The best value of each row{within} is bold.</p>'
-        )
+        content = f'<p class="quiet">Means over {", ".join(sources)}. The best value of each row{within} is bold.</p>'
     for run in runs:
         if run.evaluation is None:
             content += (

@@ -124,12 +124,16 @@ def lines(title: str, x_label: str, curves: Sequence[Curve], whole: bool = False
         f"{curve.label} from {curve.points[0][1]:.4g} to {curve.points[-1][1]:.4g}" for curve in curves if curve.points
     )
     label = escape(f"{title} over {x_label}: {ends}")
-    return f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(elements)}</svg>'
+    return (
+        f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(elements)}</svg>'
+    )
 
 
 def _curve(curve: Curve, place: Callable[[float, float], Point], x_label: str) -> str:
     path = "M" + "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in curve.points)
-    marked = curve.points if len(curve.points) < MAX_MARKERS else [point for point in curve.points if point == curve.best]
+    marked = (
+        curve.points if len(curve.points) < MAX_MARKERS else [point for point in curve.points if point == curve.best]
+    )
     elements = [f'<path d="{path}"/>']
     for x, y in marked:
         tooltip = escape(f"{curve.label}: {y:.4g} at {x:.4g} {x_label}" + (" (best)" if (x, y) == curve.best else ""))

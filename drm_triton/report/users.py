@@ -54,7 +54,10 @@ class _Browser:
 
     def _article(self, row: int, user: int, name: str, anchor: str) -> str:
         h = f"h{self.level}"
-        columns = [self._recommendations(row, number, run, hits) for (number, run), hits in zip(self.runs, self.hits, strict=True)]
+        columns = [
+            self._recommendations(row, number, run, hits)
+            for (number, run), hits in zip(self.runs, self.hits, strict=True)
+        ]
         if self.data.on is not None:
             columns.append(self._held_out(row, user))
         columns.append(self._history(user))
