@@ -183,8 +183,8 @@ def _load(path: Path) -> DRM:
     checkpoints = (path / name / FILE for name in ("best", "last"))
     if (path / "config.toml").exists() and not any(file.exists() for file in checkpoints):
         raise InputError(
-            f"{path} has no checkpoint: training stopped before the end of the first epoch; resume the training of this "
-            "run, or leave it out"
+            f"{path} has no checkpoint: training stopped before the end of the first epoch; resume the training "
+            "of this run, or leave it out"
         )
     return DRM.load(path)
 

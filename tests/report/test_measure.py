@@ -107,7 +107,7 @@ def test_a_run_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "dot", tmp_path / "run")
     for checkpoint in ("best", "last"):
         (tmp_path / "run" / checkpoint / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="has no checkpoint: .* resume the training of this run"):
+    with pytest.raises(InputError, match=r"has no checkpoint: .* resume the training of this run"):
         measure_runs([tmp_path / "run"])
 
 
