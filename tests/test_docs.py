@@ -352,7 +352,7 @@ def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs MkDocs: pip install 'drm-triton[docs]'")
     pytest.importorskip("mkdocstrings", reason="the API reference needs mkdocstrings: pip install 'drm-triton[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
