@@ -21,8 +21,8 @@ from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.data.dataset import CSR
 from drm_triton.kernels import get_backend
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
-from drm_triton.training.loop import EpochEnd
 from drm_triton.training.run import processor, read_metrics
+from drm_triton.training.state import EpochEnd
 
 OBJECTIVES = ("mse", "hinge", "mse+drm", "hinge+drm")
 METRICS = ("map@10", "ndcg@10")

@@ -10,38 +10,39 @@ import argparse
 import dataclasses
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from drm_triton import Dataset, TrainConfig
 from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.interface import ListPlan, Objective
+from drm_triton.kernels.protocol import Backend, ListBatch, ListPlan, Objective
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
-from drm_triton.training.loop import State, initial_state, train, warm_up
+from drm_triton.training.loop import initial_state, train
+from drm_triton.training.preflight import warm_up
 from drm_triton.training.run import processor
+from drm_triton.training.state import State
 
 CANDIDATES = 180
 
 
-def with_hard_negatives(ops: ModuleType, state: State) -> ModuleType:
+def with_hard_negatives(ops: Backend, state: State) -> Backend:
     """The operations, with lists that keep the best scored of CANDIDATES negatives."""
     wide: list[ListPlan] = []  # the plan with CANDIDATES negatives, made once
 
-    def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
         if not wide:
             wide.append(dataclasses.replace(plan, eta=CANDIDATES))
-        users, items = ops.sample_lists(wide[0], epoch, start, stop)
+        users, items, _ = batch = ops.sample_lists(wide[0], epoch, start, stop)
         negatives = items[:, plan.rho :]
-        scores = ops.list_gradients(state.U, state.V, users, items, Objective(plan.rho, drm=False)).scores
+        scores = ops.list_gradients(state.U, state.V, batch, Objective(plan.rho, drm=False)).scores
         hardest = scores[:, plan.rho :].topk(plan.eta, dim=1).indices
-        return users, torch.cat([items[:, : plan.rho], negatives.gather(1, hardest)], dim=1)
+        return ListBatch(users, torch.cat([items[:, : plan.rho], negatives.gather(1, hardest)], dim=1))
 
     return cast(
-        ModuleType,
+        Backend,
         SimpleNamespace(sample_lists=sample_lists, list_gradients=ops.list_gradients, update_rows=ops.update_rows),
     )
 

@@ -45,7 +45,7 @@ from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
-from drm_triton.kernels.interface import ListPlan, Objective
+from drm_triton.kernels.protocol import GradientTerms, ListPlan, Objective
 
 INTERACTIONS_PER_USER = 36  # SketchFab's
 DEPTH = 64  # of the tile that measures the peak
@@ -200,7 +200,7 @@ def step(size: Sizes, quick: bool) -> list[Row]:
     U, V = factors(size.users, d, device, 1), factors(size.items, d, device, 2)
     rows = []
     for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
-        users, items = ours.sample_lists(own_plan, 1, 0, B)
+        users, items, _ = ours.sample_lists(own_plan, 1, 0, B)
         runners: dict[str, Callable[[], object]] = {
             "ours": rivals.backend_step(ours, plan, U, V, Objective(rho), B),
             "ours, share 1": rivals.backend_step(ours, own_plan, U, V, Objective(rho), B),
@@ -223,7 +223,7 @@ def topk(size: Sizes, quick: bool) -> list[Row]:
     plan = make_plan(size.items, size.rho, size.eta, device, size.users)
     queries, V, seen = factors(size.users, d, device, 3), factors(size.items, d, device, 4), (plan.indptr, plan.indices)
     runners: dict[str, Callable[[], object]] = {
-        "ours": lambda: ours.top_k(queries, V, k, "dot", seen),
+        "ours": lambda: ours.top_k(queries, ours.pack_items(V, "dot"), k, seen),
         "matrix product alone": rivals.matrix_product(queries, V),
         "torch, blocks and topk": rivals.blocked_topk(queries, V, k, seen),
     }
@@ -303,7 +303,7 @@ def rank(sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
     """Median time of top-K for B queries; (time, 0) as `operations`."""
     ours, device = backend()
     queries, V = factors(sizes["B"], sizes["d"], device, 3), factors(sizes["items"], sizes["d"], device, 4)
-    runners = {"top-k": lambda: ours.top_k(queries, V, sizes["K"], "dot")}
+    runners = {"top-k": lambda: ours.top_k(queries, ours.pack_items(V, "dot"), sizes["K"])}
     times = with_threads(lambda: race(runners, seconds, least=3), sizes["threads"])
     return {name: (t, 0.0) for name, t in times.items()}
 
@@ -315,19 +315,19 @@ def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, tuple[float
     plan = make_plan(N, size.rho, n - size.rho, device, size.users, share=1)
     U, V = factors(size.users, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
     state = torch.ones_like(V)
-    users, items = ours.sample_lists(plan, 0, 0, B)
+    batch = ours.sample_lists(plan, 0, 0, B)
     objective = Objective(size.rho, k=K)
-    x = ours.list_gradients(U, V, users, items, objective)
+    x = ours.list_gradients(U, V, batch, objective)
     y = (torch.arange(n, device=device) < size.rho).float().expand(B, n).contiguous()
     w, mask = torch.ones(B, K, device=device), torch.ones(B, n, dtype=torch.bool, device=device)
     runners: dict[str, Callable[[], object]] = {
         "sample": lambda: ours.sample_lists(plan, 0, 0, B),
-        "gradients": lambda: ours.list_gradients(U, V, users, items, objective),
-        "update": lambda: ours.update_rows(V, state, items.view(-1), x.g.view(-1), U, users, 0.01, "dot"),
+        "gradients": lambda: ours.list_gradients(U, V, batch, objective),
+        "update": lambda: ours.update_rows(V, state, GradientTerms.of_items(batch, x.g, U), 0.01, "dot"),
         "drm": lambda: ours.drm_lists(x.scores, y, w, 1.0, mask),
     }
     times = with_threads(lambda: race(runners, seconds), sizes["threads"])
-    return {name: (t, len(items.unique()) / B) for name, t in times.items()}
+    return {name: (t, len(batch.items.unique()) / B) for name, t in times.items()}
 
 
 def compilation(size: Sizes, quick: bool) -> list[Row]:
@@ -336,7 +336,7 @@ def compilation(size: Sizes, quick: bool) -> list[Row]:
         "import time, torch; from drm_triton.bench import rivals, kernels as b; ours, device = b.backend();"
         "plan = b.make_plan(500, 3, 45, device); U, V = b.factors(15500, 64, device, 1), b.factors(500, 64, device, 2);"
         "start = time.time(); rivals.backend_step(ours, plan, U, V, b.Objective(3), 64)();"
-        "items, _ = ours.top_k(U[:64], V, 5, 'dot'); items.cpu(); print(time.time() - start)"
+        "items, _ = ours.top_k(U[:64], ours.pack_items(V, 'dot'), 5); items.cpu(); print(time.time() - start)"
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -93,7 +93,7 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
     from drm_triton import Dataset, TrainConfig
     from drm_triton.bench import peers
     from drm_triton.kernels import get_backend
-    from drm_triton.kernels.interface import Score
+    from drm_triton.names import Score
     from drm_triton.ranking.evaluate import evaluate, factor_ranker
 
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.protocol import GradientTerms, ListPlan
 
 
 def published_neuralsort(s: Tensor, y: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor]:
@@ -74,18 +74,17 @@ def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: 
     """One training step of ours, its sampling included; a new batch each time."""
     U, V = U.clone(), V.clone()
     user_state, item_state = torch.zeros_like(U), torch.zeros_like(V)
-    own, one = torch.arange(B, dtype=torch.int32, device=U.device), torch.ones(B, device=U.device)
-    batch = 0
+    number = 0
 
     def step() -> None:
-        nonlocal batch
-        start = batch * B % (plan.n_lists // B * B)
-        batch += 1
-        users, items = backend.sample_lists(plan, 0, start, start + B)
-        x = backend.list_gradients(U, V, users, items, objective, plan.share)
+        nonlocal number
+        start = number * B % (plan.n_lists // B * B)
+        number += 1
+        batch = backend.sample_lists(plan, 0, start, start + B)
+        x = backend.list_gradients(U, V, batch, objective)
         # items first: their gradient is taken at the users' rows as they were
-        backend.update_rows(V, item_state, items.view(-1), x.g.view(-1), U, users, 0.05, objective.score, plan.share)
-        backend.update_rows(U, user_state, users, one, x.user_grad, own, 0.05, "dot")
+        backend.update_rows(V, item_state, GradientTerms.of_items(batch, x.g, U), 0.05, objective.score)
+        backend.update_rows(U, user_state, GradientTerms.of_users(batch.users, x.user_grad), 0.05, "dot")
 
     return step
 

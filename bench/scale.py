@@ -24,7 +24,7 @@ def measure(path: str, epochs: int, factors: int) -> None:
     from drm_triton.bench.record import environment
     from drm_triton.data.prepare.synthetic import Shape, generate
     from drm_triton.kernels import get_backend
-    from drm_triton.training.loop import memory_estimate
+    from drm_triton.training.preflight import memory_estimate
 
     # Load and compile everything on tiny data first: what the program itself needs, whatever the data.
     users, items = generate(Shape(50, 40, 400), 0)
@@ -58,7 +58,7 @@ def measure(path: str, epochs: int, factors: int) -> None:
         "least_bytes": least,
         "times_least": (peak() - base) / least,
         "environment": environment(),
-        "backend": get_backend().__name__,
+        "backend": get_backend().name,
     }
     print(json.dumps(result))
 

@@ -41,7 +41,8 @@ from drm_triton.kernels.cpu.lists import score_items
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
-from drm_triton.training.loop import initial_state, list_plan, objective_of
+from drm_triton.training.loop import initial_state
+from drm_triton.training.step import list_plan, objective_of
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
@@ -135,7 +136,7 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     config = TrainConfig(factors=factors, rho=rho, eta=eta, init="normal")
     plan, own_plan = (list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1))
     state, per_positive = initial_state(config, train, device), eta // rho
-    users, items = ops.sample_lists(own_plan, 0, 0, BATCH)
+    users, items, _ = ops.sample_lists(own_plan, 0, 0, BATCH)
     warp, epoch = lightfm(train, factors, per_positive)
     times = race(
         {

@@ -22,7 +22,7 @@ from drm_triton.bench import peers
 from drm_triton.bench.quality import RESULTS, chosen, prepared
 from drm_triton.bench.record import environment
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.interface import Score
+from drm_triton.names import Score
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 
 Curve = list[tuple[float, float]]  # seconds, validation NDCG@10

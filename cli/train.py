@@ -19,7 +19,7 @@ from drm_triton.config import TrainConfig
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
-    from drm_triton.training.loop import EpochEnd, State
+    from drm_triton.training.state import EpochEnd, State
 
 MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Files and output"
 
@@ -108,8 +108,7 @@ def train(
     """
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.training.loop import warm_up
-    from drm_triton.training.run import best_record, new_directory, read_metrics
+    from drm_triton.training.run import best_record, read_metrics
 
     options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
     data, settings, place = _resolved(dataset, run, config, resume, options)
@@ -117,16 +116,11 @@ def train(
         _print_plan(data, settings, as_json)
         return
     model = DRM(settings)
-    ops, device = model.backend()  # one that cannot be used leaves no directory behind
-    if resume is None:
-        new_directory(place)  # before anything that takes time
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
-    with reporter.step("load the kernels (compiled at first use)"):
-        warm_up(settings, ops, device)
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
-        model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end)
+        model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
     records = read_metrics(place)  # of all epochs, where this was a resumed run
     best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
     if display.interrupted:  # told in any case: without it the work done would seem lost
@@ -171,7 +165,7 @@ def _resolved(
 
 
 def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
-    from drm_triton.training.loop import memory_estimate
+    from drm_triton.training.preflight import memory_estimate
 
     settings = settings.resolved()
     memory = memory_estimate(data, settings)

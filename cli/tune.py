@@ -75,7 +75,7 @@ def tune(
     from drm_triton.errors import DrmError, InputError
     from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.training.loop import warm_up
+    from drm_triton.training.preflight import warm_up
     from drm_triton.training.tune import SPACE, Study, checked_space
 
     if dataset is None:

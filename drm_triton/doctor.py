@@ -24,7 +24,7 @@ from drm_triton.machine import PACKAGES, cpu_limit, memory, processor, versions
 if TYPE_CHECKING:
     import torch
 
-    from drm_triton.kernels.interface import Score
+    from drm_triton.names import Score
 
 EXTRAS = {"faiss": ("faiss",), "hnswlib": ("hnswlib",), "serve": ("fastapi", "uvicorn")}
 PATIENCE = 300  # seconds for one child: the CPU kernels compile at first use
@@ -128,8 +128,7 @@ def _survey(tell: Callable[..., None]) -> None:
     tell(why_not={name: _attempt(kernels.why_not, name, failure=True) for name in kernels.BACKENDS})
     tell(no_gpu=_attempt(kernels.why_no_gpu, failure=True))
     try:
-        module = kernels.get_backend().__name__
-        tell(chosen=next(name for name, path in kernels.BACKENDS.items() if path == module))
+        tell(chosen=kernels.get_backend().name)
     except Exception as error:
         tell(no_backend=str(error))
     tell(gpus=_attempt(_gpus) or [])
@@ -198,8 +197,8 @@ def _toy(
 
     from drm_triton.config import TrainConfig
     from drm_triton.data.csr import CSR
-    from drm_triton.ranking.evaluate import csr_tensors
-    from drm_triton.training.loop import State, list_plan, objective_of, one_step
+    from drm_triton.training.state import State
+    from drm_triton.training.step import list_plan, objective_of, train_step
 
     random = np.random.default_rng(0)
     users, items = np.nonzero(random.random((N_USERS, N_ITEMS)) < 0.2)
@@ -212,10 +211,10 @@ def _toy(
     plan = list_plan(config, interactions, device)
     batches = []
     for step in range(STEPS):
-        users_of, items_of = ops.sample_lists(plan, 0, step * BATCH, (step + 1) * BATCH)
-        one_step(state, users_of, items_of, config, objective_of(config), ops, config.lr)
-        batches.append(torch.cat([users_of[:, None], items_of], 1))
-    top, scores = ops.top_k(state.U, state.V, K, score, csr_tensors(interactions, device))
+        batch = ops.sample_lists(plan, 0, step * BATCH, (step + 1) * BATCH)
+        train_step(state, batch, config, objective_of(config), ops, config.lr)
+        batches.append(torch.cat([batch.users[:, None], batch.items], 1))
+    top, scores = ops.top_k(state.U, ops.pack_items(state.V, score), K, interactions.tensors(device))
     return torch.cat(batches).cpu(), torch.cat([state.U, state.V]).cpu(), top.cpu(), scores.cpu()
 
 

@@ -24,8 +24,9 @@ from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data.store import write_array
 from drm_triton.errors import InputError
-from drm_triton.kernels.interface import Score, check_choice
+from drm_triton.kernels.checks import check_choice
 from drm_triton.model import DRM
+from drm_triton.names import Score
 from drm_triton.progress import SILENT, Reporter
 
 Format = Literal["npz", "parquet", "faiss", "hnswlib"]
@@ -287,7 +288,9 @@ class _Judge:
         self.queries, self.V, self.score = queries, V, model.config.score
         self.most = min(max(CUT_OFFS), len(V))
         ops, device = model.backend()
-        exact, _ = ops.top_k(torch.from_numpy(queries).to(device), model.item_factors, self.most, self.score, None)
+        exact, _ = ops.top_k(
+            torch.from_numpy(queries).to(device), ops.pack_items(model.item_factors, self.score), self.most
+        )
         self.exact_scores = self._scores(exact.cpu().numpy())
 
     def recall(self, index: _Index, ef: int) -> dict[str, float]:

@@ -15,7 +15,6 @@ The functions work under torch.compile. First derivatives in reverse mode only: 
 import functools
 import os
 from numbers import Integral
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -24,8 +23,10 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import backend_for
-from drm_triton.kernels.interface import Weight, check_choice, check_dense, check_integer, check_not_meta, check_tau
-from drm_triton.kernels.reference import rank_weights
+from drm_triton.kernels.checks import check_choice, check_dense, check_integer, check_not_meta, check_tau
+from drm_triton.kernels.protocol import Backend
+from drm_triton.kernels.weights import rank_weights
+from drm_triton.names import Weight
 
 Metric = Literal["precision", "recall", "ndcg", "ap"]
 Reduction = Literal["mean", "sum", "none"]
@@ -278,12 +279,12 @@ def _call(operation: Any, function: type[torch.autograd.Function], *inputs: Any)
     return function.apply(*inputs) if transformed else operation(*inputs)
 
 
-def _backend(s: Tensor) -> ModuleType:
+def _backend(s: Tensor) -> Backend:
     return _cached_backend(s.device.type, os.environ.get("DRM_BACKEND"))
 
 
 @functools.cache
-def _cached_backend(device: str, environment: str | None) -> ModuleType:
+def _cached_backend(device: str, environment: str | None) -> Backend:
     return backend_for(device)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from drm_triton import atomic
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
-from drm_triton.kernels import get_backend
-from drm_triton.machine import use_threads
+from drm_triton.kernels import use_backend
+from drm_triton.kernels.protocol import Backend
+from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Evaluation, evaluate, factor_ranker
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.ranking.recommend import (
@@ -30,18 +30,10 @@ from drm_triton.ranking.recommend import (
     without_interactions,
 )
 from drm_triton.training import checkpoint
-from drm_triton.training.loop import (
-    BatchCallback,
-    EpochCallback,
-    EpochEnd,
-    check_factors,
-    initial_state,
-    interactions_to_fit,
-    train,
-    warm_up,
-    warn_if_unvalidated,
-)
+from drm_triton.training.loop import check_factors, initial_state, interactions_to_fit, train
+from drm_triton.training.preflight import warm_up, warn_if_unvalidated
 from drm_triton.training.run import Run, checkpoint_directory, interactions_only
+from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each person
@@ -84,6 +76,7 @@ class DRM:
         run: str | Path | None = None,
         resume: bool = False,
         on_batch: BatchCallback | None = None,
+        reporter: Reporter = SILENT,
     ) -> "DRM":
         """Train on a data set.
 
@@ -94,6 +87,7 @@ class DRM:
         run : directory to keep configuration, metrics and checkpoints in; None keeps nothing
         resume : take up the training in `run` where its last checkpoint left it
         on_batch : called with (state, lists in an epoch) after each step; returning True ends the training
+        reporter : shows the step of loading the kernels
 
         Returns
         -------
@@ -103,7 +97,7 @@ class DRM:
             raise InputError(
                 f"DRM.fit takes a Dataset, not {type(dataset).__name__}; Dataset.from_frame makes one of a frame"
             )
-        ops, device = self.backend()
+        backend, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         warn_if_unvalidated(self.config, dataset)
         keeper: Run | _Best
@@ -114,10 +108,11 @@ class DRM:
             keeper, state = Run.open(run, dataset, self.config)
         else:
             keeper = Run.create(run, self.config, dataset, fit)
-        warm_up(self.config, ops, device)
+        with reporter.step("load the kernels (compiled at first use)"):
+            warm_up(self.config, backend, device)
         if state is None:
             state = initial_state(self.config, fit, device)
-        state = train(state.to(device), self.config, dataset, fit, ops, [*callbacks, keeper], on_batch)
+        state = train(state.to(device), self.config, dataset, fit, backend, [*callbacks, keeper], on_batch)
         if isinstance(keeper, Run):
             if state.position:  # stopped within an epoch
                 check_factors(state, self.config)
@@ -128,16 +123,9 @@ class DRM:
         self._interactions = interactions_only(dataset, fit)
         return self
 
-    def backend(self) -> tuple[ModuleType, torch.device]:
-        """The operations and the device that the configuration asks for, with its number of threads set."""
-        ops = get_backend(None if self.config.backend == "auto" else self.config.backend)
-        use_threads("torch", self.config.threads, torch.get_num_threads, torch.set_num_threads)
-        if ops.__name__.endswith(".cpu"):
-            from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
-
-            use_threads("numba", self.config.threads, n_threads, set_threads)
-        on_gpu = ops.__name__.endswith(".gpu") and torch.cuda.is_available()
-        return ops, torch.device("cuda" if on_gpu else "cpu")
+    def backend(self) -> tuple[Backend, torch.device]:
+        """Return the backend and the device of the configuration, with its number of threads set."""
+        return use_backend(self.config.backend, self.config.threads)
 
     # -- what was learnt -----------------------------------------------------------------------------------------
 

@@ -1,55 +1,56 @@
-"""The hot operations, with the same names on each backend (see `interface`), and the choice of backend.
+"""Choice of a backend: `reference` (plain torch), `cpu` (Numba) or `triton` (NVIDIA and AMD GPUs).
 
-`reference` is plain torch on any device, `triton` needs an NVIDIA or AMD GPU, `cpu` is Numba on all cores.
-Nothing heavy is imported, and no GPU driver started, before a backend is asked for.
+`protocol` describes the operations. Nothing heavy is imported, and no GPU driver started, before a backend is chosen.
 """
+
+from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
-from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from drm_triton.errors import InputError
+from drm_triton.machine import use_threads
+from drm_triton.names import BackendChoice
+
+if TYPE_CHECKING:
+    import torch
+
+    from drm_triton.kernels import cpu, gpu, reference
+    from drm_triton.kernels.protocol import Backend
+
+    _CHECKED: tuple[Backend, ...] = (reference, cpu, gpu)  # mypy compares the modules with the protocol
 
 BACKENDS = {
     "reference": "drm_triton.kernels.reference",
     "triton": "drm_triton.kernels.gpu",
     "cpu": "drm_triton.kernels.cpu",
 }
-OPERATIONS = (
-    "sample_lists",
-    "list_gradients",
-    "update_rows",
-    "pack_items",
-    "top_k",
-    "soft_topk_forward",
-    "soft_topk_backward",
-    "drm_lists",
-)
 
 
-def get_backend(name: str | None = None) -> ModuleType:
-    """Return the module with the operations of a backend.
+def get_backend(name: str | None = None) -> Backend:
+    """Return a backend.
 
     Parameters
     ----------
-    name : reference, triton, cpu or auto (Triton if a GPU is usable, else CPU).
-        None asks the environment variable DRM_BACKEND, and without it means auto.
+    name : reference, triton, cpu or auto (Triton if a GPU is usable, else CPU)
+        None takes the name from the environment variable DRM_BACKEND. Without it, auto is used.
 
     Raises
     ------
     InputError
-        If the name is unknown or the backend cannot be used here; the message says why.
+        If the name is unknown or the backend cannot be used on this machine. The message says why.
 
     Examples
     --------
-    >>> get_backend("reference").__name__
-    'drm_triton.kernels.reference'
+    >>> get_backend("reference").name
+    'reference'
     """
     chosen = name or os.environ.get("DRM_BACKEND") or "auto"
     origin = "backend" if name else "environment variable DRM_BACKEND"
     if chosen == "auto":
-        # Not merely why_not("triton"): the interpreter makes Triton run without a GPU, but far too slowly to be chosen.
+        # Triton's interpreter runs without a GPU, but far too slowly to be chosen: why_not("triton") is not enough.
         no_triton = why_no_gpu() or why_not("triton")
         chosen = "triton" if no_triton is None else "cpu"
         origin = f"backend auto (triton cannot be used: {no_triton})"
@@ -58,14 +59,33 @@ def get_backend(name: str | None = None) -> ModuleType:
     reason = why_not(chosen)
     if reason is not None:
         raise InputError(f"{origin}: {chosen} cannot be used: {reason}")
-    return importlib.import_module(BACKENDS[chosen])
+    return cast("Backend", importlib.import_module(BACKENDS[chosen]))
 
 
-def backend_for(device: str) -> ModuleType:
-    """Return the backend for tensors that already lie on a device of type `device` (cpu, cuda, mps, ...).
+def use_backend(name: BackendChoice, threads: int | None = None) -> tuple[Backend, torch.device]:
+    """Return the backend and the device that a configuration asks for, with its number of CPU threads set.
 
-    DRM_BACKEND decides; without it cuda is served by Triton and cpu by Numba, or by the reference where those cannot
-    be used, and any other device by the reference.
+    Parameters
+    ----------
+    threads : number of threads of torch and, on the CPU backend, Numba. None means all cores.
+    """
+    import torch
+
+    backend = get_backend(None if name == "auto" else name)
+    use_threads("torch", threads, torch.get_num_threads, torch.set_num_threads)
+    if backend.name == "cpu":
+        from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
+
+        use_threads("numba", threads, n_threads, set_threads)
+    on_gpu = backend.name == "triton" and torch.cuda.is_available()
+    return backend, torch.device("cuda" if on_gpu else "cpu")
+
+
+def backend_for(device: str) -> Backend:
+    """Return the backend for tensors on a device of type `device` (cpu, cuda, mps, ...).
+
+    The environment variable DRM_BACKEND decides. Without it, cuda tensors are served by Triton and cpu tensors by
+    Numba. The reference serves other devices, and those two where their backend cannot be used.
     """
     chosen = os.environ.get("DRM_BACKEND") or "auto"
     if chosen == "auto":
@@ -82,7 +102,7 @@ def backend_for(device: str) -> ModuleType:
 
 
 def why_not(name: str) -> str | None:
-    """Say why a backend cannot be used on this machine; None if it can."""
+    """Return why a backend cannot be used on this machine, or None if it can."""
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed (pip install triton; it has wheels for Linux only)"
@@ -99,12 +119,12 @@ def why_not(name: str) -> str | None:
 
 
 def _interpreted() -> bool:
-    """Whether Triton's interpreter is on, which runs kernels on CPU tensors, for tests."""
+    """Return whether Triton's interpreter is on. It runs kernels on CPU tensors, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def why_no_gpu() -> str | None:
-    """Say why Triton has no GPU to run on; None if it has one."""
+    """Return why Triton has no GPU to run on, or None if it has one."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:

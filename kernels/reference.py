@@ -1,7 +1,6 @@
-"""The operations in plain torch: slow, readable, any device, any float type. The other backends are tested against it.
+"""The operations in plain torch, for any device and float type. Slow and readable: the others are tested against it.
 
-Symbols follow the mathematics: U [M, d] user factors, V [N, d] item factors, s [B, n] scores of B lists, the first
-rho entries of a list being positives (y = 1).
+See `protocol` for the contract and the symbols.
 """
 
 import math
@@ -10,28 +9,35 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from drm_triton.kernels.interface import (
-    ADAGRAD_EPS,
-    ListGradients,
-    ListPlan,
-    Objective,
-    Score,
-    Weight,
+from drm_triton.kernels.checks import (
+    check_items,
     check_lists,
     check_sample,
     check_softsort,
     check_top_k,
     check_update,
 )
+from drm_triton.kernels.protocol import (
+    ADAGRAD_EPS,
+    GradientTerms,
+    ListBatch,
+    ListGradients,
+    ListPlan,
+    Objective,
+    PackedItems,
+    SeenItems,
+    SharedNegatives,
+)
+from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
+from drm_triton.kernels.weights import rank_weights
+from drm_triton.names import BackendName, Score
+
+name: BackendName = "reference"
 
 # ---------------------------------------------------------------------------------------------------------------
-# Sampling: Philox 4x32-10 (Salmon et al., SC 2011), key = seed, counter = (block, 4 * epoch + stream, id, id >> 32).
-# Unsigned 32-bit words are held in int64 tensors: torch has no uint32 arithmetic.
+# Sampling. Unsigned 32-bit words are held in int64 tensors: torch has no uint32 arithmetic.
 
 MASK32 = 0xFFFFFFFF
-ORDER, USER, POSITIVES, NEGATIVES = range(4)  # streams
-SHARED = 1 << 31  # number of the first block of draws that several lists share
-ROUNDS = 8  # of `permute`: with 4, triples out of 5 to 7 elements are visibly not uniform (chi-square)
 
 
 def philox(seed: int, epoch: int, stream: int, ident: Tensor, block: Tensor | int = 0) -> list[Tensor]:
@@ -79,7 +85,7 @@ def permute(index: Tensor, size: Tensor, keys: list[Tensor]) -> Tensor:
     outside = torch.ones_like(index, dtype=torch.bool)
     while outside.any():
         column, row = image & (columns - 1), image >> h
-        for i in range(ROUNDS):
+        for i in range(FEISTEL_ROUNDS):
             even, odd = (0, 1) if i % 2 == 0 else (2, 3)
             column = (column + below(mix(row, keys[even] + i), columns)) & (columns - 1)
             row = row + below(mix(column, keys[odd] + i), rows)
@@ -97,25 +103,19 @@ def half_bits(size: Tensor) -> Tensor:
     return bits >> 1
 
 
-def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Draw lists number start .. stop - 1 of an epoch.
-
-    Returns
-    -------
-    users : int32 [B]
-    items : int32 [B, n], the rho positives and then the eta negatives
-    """
+def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
+    """Draw lists number start .. stop - 1 of an epoch."""
     check_sample(plan, epoch, start, stop)
     device = plan.indptr.device
     number = torch.arange(start, stop, device=device)
     if plan.user_sampling == "proportional":
         order = philox(plan.seed, epoch, ORDER, torch.zeros_like(number))
         slot = permute(number, torch.full_like(number, plan.n_lists), order)
-        user = torch.searchsorted(plan.first, slot, right=True) - 1
-        offset, keys = (slot - plan.first[user]) * plan.rho, philox(plan.seed, epoch, POSITIVES, user)
+        user = torch.searchsorted(plan.first_list, slot, right=True) - 1
+        offset, keys = (slot - plan.first_list[user]) * plan.rho, philox(plan.seed, epoch, POSITIVES, user)
     else:
         draw = philox(plan.seed, epoch, USER, number)[0]
-        user = plan.eligible[below(draw, len(plan.eligible))].long()
+        user = plan.eligible_users[below(draw, len(plan.eligible_users))].long()
         offset, keys = torch.zeros_like(user), philox(plan.seed, epoch, POSITIVES, number)
 
     begin, degree = plan.indptr[user], plan.indptr[user + 1] - plan.indptr[user]
@@ -124,55 +124,37 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         position = permute((offset + t) % degree, degree, keys)
         positives.append(plan.indices[begin + position])
 
-    block = torch.arange((plan.eta + 3) // 4, device=device)
-    words = torch.stack(philox(plan.seed, epoch, NEGATIVES, number[:, None], block), dim=-1).flatten(1)
-    rank = below(words[:, : plan.eta], (plan.n_items - degree)[:, None])  # among the items that are not positives
+    own = [
+        plan.indices[begin[b] : begin[b] + degree[b]].long() for b in range(len(number))
+    ]  # items of each list's user
+    rank = below(negative_words(plan, epoch, number, 0), (plan.n_items - degree)[:, None])  # among the other items
     negatives = torch.empty_like(rank)
-    for b in range(len(number)):
-        row = plan.indices[begin[b] : begin[b] + degree[b]].long()
+    for b, row in enumerate(own):
         gaps = row - torch.arange(len(row), device=device)  # non-positives below each positive
         negatives[b] = rank[b] + torch.searchsorted(gaps, rank[b], right=True)
-        if plan.share > 1:
-            words = torch.stack(philox(plan.seed, epoch, NEGATIVES, number[b] // plan.share, SHARED + block), dim=-1)
-            shared = below(words.flatten()[: plan.eta], plan.n_items)
-            negatives[b] = torch.where(torch.isin(shared, row), negatives[b], shared)
+
+    shared = None
+    if plan.share > 1:
+        group = torch.arange(start // plan.share, -(-stop // plan.share), device=device)
+        drawn = below(negative_words(plan, epoch, group, SHARED_BLOCK), plan.n_items)
+        replaced = torch.zeros_like(negatives, dtype=torch.bool)
+        for b, row in enumerate(own):
+            replaced[b] = torch.isin(drawn[b // plan.share], row)
+            negatives[b] = torch.where(replaced[b], negatives[b], drawn[b // plan.share])
+        shared = SharedNegatives(plan.share, drawn.to(torch.int32), replaced)
     items = torch.cat([torch.stack(positives, dim=1), negatives.to(torch.int32)], dim=1)
-    return user.to(torch.int32), items
+    return ListBatch(user.to(torch.int32), items, shared)
+
+
+def negative_words(plan: ListPlan, epoch: int, ident: Tensor, first_block: int) -> Tensor:
+    """Return eta uniform words of the stream of negatives for each `ident` [m]: [m, eta]."""
+    block = first_block + torch.arange((plan.eta + 3) // 4, device=ident.device)
+    words = torch.stack(philox(plan.seed, epoch, NEGATIVES, ident[:, None], block), dim=-1)
+    return words.flatten(1)[:, : plan.eta]
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The relaxed top-K and its gradient
-
-
-def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tensor) -> Tensor:
-    """w_k for k = 1 .. K: [B, K]; constants for the gradient, zero beyond a list's length.
-
-    uniform 1, precision 1/K, recall 1/#positives, ndcg 1/(log2(k + 1) IDCG@K), ap P@k/min(K, #positives) with P@k of
-    the hard ranking, ties to the lower position. Positives are the entries with y > 0; a list without any has weight 0
-    under recall, ndcg and ap. With k = None each list has its own K, the number of its positives: [B, n], zero beyond.
-    """
-    y = torch.where(mask, y, 0).to(s.dtype)
-    positives = (y > 0).sum(-1, keepdim=True)
-    K = positives if k is None else torch.full_like(positives, k)
-    rank = torch.arange(1, (s.shape[1] if k is None else k) + 1, device=s.device)
-    used = rank <= torch.minimum(K, mask.sum(-1, keepdim=True))
-    if weight == "uniform":
-        w = torch.ones_like(used, dtype=s.dtype)
-    elif weight == "precision":
-        w = (1 / K.to(s.dtype)).expand_as(used)
-    elif weight == "recall":
-        w = (1 / positives.to(s.dtype)).expand_as(used)
-    elif weight == "ndcg":
-        discount = 1 / torch.log2(1 + rank.to(s.dtype))
-        ideal = y.sort(dim=-1, descending=True).values[:, : len(rank)]
-        w = discount / (ideal * discount).sum(-1, keepdim=True)
-    else:
-        ranking = torch.where(mask, s, -math.inf).sort(dim=-1, descending=True, stable=True).indices[:, : len(rank)]
-        hits = (y.gather(-1, ranking) > 0).to(s.dtype)
-        w = hits.cumsum(-1) / rank / torch.minimum(K, positives).to(s.dtype)
-    if weight in ("recall", "ndcg", "ap"):
-        used = used & (positives > 0)
-    return torch.where(used, w, 0)
 
 
 def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -248,15 +230,14 @@ def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, 
     return hinge, drm, mse
 
 
-def list_gradients(
-    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, share: int = 1
-) -> ListGradients:
-    """Losses of B lists, their gradient to the scores (closed form) and to the user's row.
+def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
+    """Compute losses of lists, and their gradients (in closed form) to the scores and to the user's row.
 
-    Where several positives share the smallest score, or negatives the largest, the first of them bears the hinge
-    gradient. A list with a score that is not finite has loss and gradient NaN.
+    Where several positives tie for the smallest score, or negatives for the largest, the first receives the gradient of
+    the hinge. A list with a score that is not finite has loss and gradient NaN.
     """
-    check_lists(U, V, users, items, objective, share)
+    check_lists(U, V, batch, objective)
+    users, items = batch.users, batch.items
     rho, n = objective.rho, items.shape[1]
     scores = list_scores(U, V, users, items, objective.score)
     finite = scores.abs().sum(-1, keepdim=True) < math.inf
@@ -286,70 +267,48 @@ def list_gradients(
 def update_rows(
     table: Tensor,
     state: Tensor,
-    rows: Tensor,
-    coef: Tensor,
-    X: Tensor,
-    source: Tensor,
+    terms: GradientTerms,
     lr: float,
     score: Score,
-    share: int = 1,
+    dense: Tensor | None = None,
 ) -> None:
-    """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
-
-    Entry e (of E) adds coef[e] * x to the gradient of row rows[e] under `dot` and 2 coef[e] * (x - row) under `l2`,
-    where x = X[source[e // (E / len(source))]]: entries come in equal groups, one per source row.
-
-    Parameters
-    ----------
-    table, state : [R, d] factors and Adagrad's sum of squares
-    rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E
-    """
-    check_update(table, state, rows, coef, X, source, lr, score, share)
-    unique, slot = rows.long().unique(return_inverse=True)
-    x = X[source.long()].repeat_interleave(len(rows) // len(source), dim=0)
+    """Take one Adagrad step and project onto the unit ball, in place: rows of `terms`, or all with `dense` [R, d]."""
+    check_update(table, state, terms, lr, score, dense)
+    rows = terms.rows.flatten().long()
+    x = terms.vectors[terms.sources.long()].repeat_interleave(terms.rows.shape[1], dim=0)
     if score == "l2":
-        x = 2 * (x - table[rows.long()])
-    grad = torch.zeros(len(unique), table.shape[1], dtype=table.dtype, device=table.device)
-    grad.index_add_(0, slot, coef[:, None] * x)
-    state[unique] += grad.square()
-    row = table[unique] - lr * grad / (state[unique].sqrt() + ADAGRAD_EPS)
-    table[unique] = row / row.norm(dim=1, keepdim=True).clamp(min=1)
+        x = 2 * (x - table[rows])
+    grad = torch.zeros_like(table) if dense is None else dense.clone()
+    grad.index_add_(0, rows, terms.coefficients.flatten()[:, None] * x)
+    touched = rows.unique() if dense is None else torch.arange(len(table), device=table.device)
+    grad = grad[touched]
+    state[touched] += grad.square()
+    row = table[touched] - lr * grad / (state[touched].sqrt() + ADAGRAD_EPS)
+    table[touched] = row / row.norm(dim=1, keepdim=True).clamp(min=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Ranking all items
 
 
-def pack_items(V: Tensor, score: Score) -> Tensor:
-    """Items that `top_k` takes in place of V, made once for many calls: here V itself."""
-    return V
+def pack_items(V: Tensor, score: Score) -> PackedItems:
+    """Prepare items for `top_k`."""
+    return PackedItems(V, score, norm=check_items(V, score))
 
 
-def top_k(
-    queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The k best items of each query row, best first, ties to the lower item index.
-
-    Parameters
-    ----------
-    queries : [m, d]
-    seen : (indptr int64 [m + 1], indices int32, ascending within a row): items of each query row that are left out;
-        row i of the mask is indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr serves as it is.
-
-    Returns
-    -------
-    items : int32 [m, k], scores : [m, k]; where fewer than k items remain, item -1 with score -inf.
-    """
-    check_top_k(queries, V, k, score, seen)
-    s = queries @ V.T if score == "dot" else -(queries[:, None, :] - V[None, :, :]).square().sum(-1)
+def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
+    """Find the k best items of each query, best first: items int32 [m, k], scores [m, k]."""
+    check_top_k(queries, items, k, seen)
+    V = items.V
+    s = queries @ V.T if items.score == "dot" else -(queries[:, None, :] - V[None, :, :]).square().sum(-1)
     if seen is not None:
         indptr, indices = seen
         row = torch.repeat_interleave(torch.arange(len(queries), device=s.device), indptr.diff())
         s[row, indices[indptr[0] : indptr[-1]].long()] = -math.inf
-    scores, items = s.sort(dim=1, descending=True, stable=True)
-    scores, items = scores[:, :k], torch.where(scores == -math.inf, -1, items)[:, :k].to(torch.int32)
+    scores, ranking = s.sort(dim=1, descending=True, stable=True)
+    scores, ranking = scores[:, :k], torch.where(scores == -math.inf, -1, ranking)[:, :k].to(torch.int32)
     short = k - scores.shape[1]
     if short > 0:
         scores = torch.nn.functional.pad(scores, (0, short), value=-math.inf)
-        items = torch.nn.functional.pad(items, (0, short), value=-1)
-    return items, scores
+        ranking = torch.nn.functional.pad(ranking, (0, short), value=-1)
+    return ranking, scores

@@ -76,8 +76,8 @@ def test_bad_values_name_the_key_and_the_rule(values: dict, message: str) -> Non
 
 
 def test_the_bounds_are_those_of_the_kernels() -> None:
-    from drm_triton.kernels.interface import TAU_RANGE as KERNELS_TAU_RANGE
-    from drm_triton.kernels.interface import ListPlan
+    from drm_triton.kernels.protocol import ListPlan
+    from drm_triton.names import TAU_RANGE as KERNELS_TAU_RANGE
 
     assert TAU_RANGE == KERNELS_TAU_RANGE
     rows = torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32)

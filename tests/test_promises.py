@@ -16,7 +16,7 @@ from drm_triton import DRM, Dataset
 from drm_triton.errors import InputError
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu import sampling
-from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.protocol import ListPlan
 from tests.conftest import call, run_python
 
 if sys.version_info >= (3, 11):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from drm_triton.errors import InputError
 
 if TYPE_CHECKING:
     import scipy.sparse
+    import torch
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,14 @@ class CSR:
         small = self.nnz <= np.iinfo(np.int32).max
         indptr = self.indptr.astype(np.int32) if small else self.indptr
         return scipy.sparse.csr_matrix((np.ones(self.nnz, dtype), self.indices, indptr), shape=self.shape)
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (indptr, indices) as tensors. On the CPU they share memory with the arrays."""
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # memory-mapped arrays are read-only; nothing writes to these
+            return torch.from_numpy(self.indptr).to(device), torch.from_numpy(self.indices).to(device)
 
     def take(self, rows: NDArray[np.int64]) -> CSR:
         """Return the given rows, in that order: CSR [len(rows), columns]."""

@@ -4,10 +4,8 @@ Items of `seen` are excluded, ties go to the lower item index, and the means are
 set and at least `min_train` interactions in `seen`.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 import polars as pl
@@ -17,7 +15,8 @@ from torch import Tensor
 
 from drm_triton.data.dataset import CSR
 from drm_triton.errors import InputError
-from drm_triton.kernels.interface import Score
+from drm_triton.kernels.protocol import Backend
+from drm_triton.names import Score
 from drm_triton.ranking.metrics import ranking_metrics
 
 MIN_TRAIN = 5  # as in the paper
@@ -101,20 +100,13 @@ def membership(items: NDArray[np.int32], sets: CSR) -> NDArray[np.bool_]:
     return (items >= 0) & (keys[found] == wanted) if len(keys) else np.zeros(items.shape, dtype=bool)
 
 
-def csr_tensors(matrix: CSR, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row pointers and columns as tensors; on the CPU they share memory with the arrays."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # memory-mapped arrays are read-only, and nothing writes to these
-        return torch.from_numpy(matrix.indptr).to(device), torch.from_numpy(matrix.indices).to(device)
-
-
-def factor_ranker(ops: ModuleType, U: Tensor, V: Tensor, score: Score) -> Ranker:
+def factor_ranker(backend: Backend, U: Tensor, V: Tensor, score: Score) -> Ranker:
     """Rank by the factors of a model through a backend's top-K kernel."""
-    items = ops.pack_items(V, score)
+    items = backend.pack_items(V, score)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         queries = U[torch.from_numpy(users).to(U.device)]
-        best, _ = ops.top_k(queries, items, k, score, csr_tensors(seen, U.device))
+        best, _ = backend.top_k(queries, items, k, seen.tensors(U.device))
         return best.cpu().numpy()
 
     return rank

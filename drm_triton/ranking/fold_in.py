@@ -11,7 +11,6 @@ arithmetic is shared, in which the kernels treat every list and every row by its
 
 import zlib
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
-from drm_triton.kernels.interface import ListPlan
-from drm_triton.ranking.evaluate import csr_tensors
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan
 from drm_triton.training.initialize import SPECTRAL_NORM
-from drm_triton.training.loop import objective_of
+from drm_triton.training.step import objective_of
 
 # Twice the steps, or half or twice the rate, rank no better; bench/fold_in.py measures what these give.
 STEPS = 8
@@ -32,7 +30,7 @@ MAX_LISTS = 128  # of a person in one step: a sample of a long history points th
 TOGETHER = 512  # persons fitted at once: bounds the memory for their lists
 
 
-def fold_in(V: Tensor, histories: CSR, config: TrainConfig, ops: ModuleType) -> Tensor:
+def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) -> Tensor:
     """Fit the vectors of new persons to fixed item factors.
 
     Parameters
@@ -40,7 +38,6 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, ops: ModuleType) -> 
     V : float32 [N, d] item factors
     histories : CSR [B, N]; a person without items gets the zero vector
     config : that of the training
-    ops : a backend of `drm_triton.kernels`
 
     Returns
     -------
@@ -49,18 +46,18 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, ops: ModuleType) -> 
     U = mean_direction(V, histories)
     for start in range(0, len(U), TOGETHER):
         stop = min(start + TOGETHER, len(U))
-        _fit(U[start:stop], V, [histories.row(person) for person in range(start, stop)], config, ops)
+        _fit(U[start:stop], V, [histories.row(person) for person in range(start, stop)], config, backend)
     return U
 
 
 def mean_direction(V: Tensor, histories: CSR) -> Tensor:
     """Direction of the mean of each person's item factors, as long as the spectral start of training: [B, d]."""
-    indptr, indices = csr_tensors(histories, V.device)
+    indptr, indices = histories.tensors(V.device)
     total = torch.nn.functional.embedding_bag(indices, V, indptr, mode="sum", include_last_offset=True)
     return SPECTRAL_NORM * total / total.norm(dim=1, keepdim=True).clamp(min=1e-30)
 
 
-def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainConfig, ops: ModuleType) -> None:
+def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainConfig, backend: Backend) -> None:
     """Fit the vectors U [B, d] to the items of each person, in place."""
     plans = {person: _plan(row, V, config) for person, row in enumerate(rows) if 0 < len(row) < len(V)}
     if not plans:  # nothing to prefer, or nothing to prefer it to
@@ -69,14 +66,13 @@ def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainC
     counts = torch.tensor(lists, device=V.device)
     users = torch.tensor(list(plans), dtype=torch.int32, device=V.device).repeat_interleave(counts)
     mean = (1 / counts).repeat_interleave(counts)
-    batch = torch.arange(len(users), dtype=torch.int32, device=V.device)
     # As after a spectral start: the direction is trusted, and the first step is in proportion to the gradient.
     state = torch.ones_like(U)
     objective = objective_of(config)
     for step in range(STEPS):
-        drawn = [ops.sample_lists(plan, step, 0, n)[1] for plan, n in zip(plans.values(), lists, strict=True)]
-        gradient = ops.list_gradients(U, V, users, torch.cat(drawn), objective).user_grad
-        ops.update_rows(U, state, users, mean, gradient, batch, LR * (1 - step / STEPS), "dot")
+        drawn = [backend.sample_lists(plan, step, 0, n).items for plan, n in zip(plans.values(), lists, strict=True)]
+        gradient = backend.list_gradients(U, V, ListBatch(users, torch.cat(drawn)), objective).user_grad
+        backend.update_rows(U, state, GradientTerms.of_users(users, gradient, mean), LR * (1 - step / STEPS), "dot")
 
 
 def _plan(row: NDArray[np.int32], V: Tensor, config: TrainConfig) -> ListPlan:

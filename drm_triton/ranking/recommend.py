@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,8 +15,8 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.data.prepare.columns import from_pandas
 from drm_triton.errors import InputError
-from drm_triton.kernels.interface import Score
-from drm_triton.ranking.evaluate import csr_tensors
+from drm_triton.kernels.protocol import Backend
+from drm_triton.names import Score
 
 Unknown = Literal["error", "skip", "popular"]
 
@@ -53,11 +52,11 @@ class Candidates:
         self.V = V[torch.from_numpy(self.codes).to(V.device)]
 
     def top_k(
-        self, ops: ModuleType, queries: Tensor, k: int, score: Score, seen: CSR | None
+        self, ops: Backend, queries: Tensor, k: int, score: Score, seen: CSR | None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Codes and scores of the k best candidates of each query, [m, k], with code -1 where there are no more."""
-        mask = None if seen is None else csr_tensors(self._among(seen), queries.device)
-        items, scores = (x.cpu().numpy() for x in ops.top_k(queries, self.V, k, score, mask))
+        mask = None if seen is None else self._among(seen).tensors(queries.device)
+        items, scores = (x.cpu().numpy() for x in ops.top_k(queries, ops.pack_items(self.V, score), k, mask))
         if self.codes is not None:
             items = np.where(items >= 0, self.codes.astype(np.int32)[items], -1)
         return items, scores
@@ -83,7 +82,7 @@ class Candidates:
 
 
 def top_lists(
-    ops: ModuleType,
+    ops: Backend,
     persons: pl.Series,
     modelled: NDArray[np.bool_],
     ask: Callable[[NDArray[np.int64]], tuple[Tensor, CSR]],
@@ -115,14 +114,14 @@ def top_lists(
 
 
 def similar(
-    ops: ModuleType, kind: str, codes: NDArray[np.int32], ids: pl.Series, factors: Tensor, k: int, score: Score
+    ops: Backend, kind: str, codes: NDArray[np.int32], ids: pl.Series, factors: Tensor, k: int, score: Score
 ) -> pl.DataFrame:
     """The k rows of a table of factors most similar to some of its rows, in a frame of kind, rank, similar, score."""
     check_k(f"similar_{kind}s", k)
     table = torch.nn.functional.normalize(factors) if score == "dot" else factors
     itself = CSR(np.arange(len(codes) + 1), codes, (len(codes), len(ids)))
     queries = table[torch.from_numpy(codes).to(table.device)]
-    found, scores = ops.top_k(queries, table, min(k, len(ids)), score, csr_tensors(itself, table.device))
+    found, scores = ops.top_k(queries, ops.pack_items(table, score), min(k, len(ids)), itself.tensors(table.device))
     return _frame(kind, ids[codes], "similar", ids, found.cpu().numpy(), scores.cpu().numpy())
 
 

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drm_triton._version import __version__
 from drm_triton.data.ids import SHOWN
-from drm_triton.kernels.interface import Score
 from drm_triton.model import DRM
+from drm_triton.names import Score
 from drm_triton.serving.engine import Id, Service, UnknownIdError
 
 MAX_BODY = 1 << 20  # bytes of a request

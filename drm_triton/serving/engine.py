@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
-from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,9 +20,9 @@ from torch import Tensor
 from drm_triton.data.csr import CSR
 from drm_triton.data.ids import SHOWN
 from drm_triton.errors import InputError
-from drm_triton.kernels.interface import Score
+from drm_triton.kernels.protocol import Backend
 from drm_triton.model import DRM
-from drm_triton.ranking.evaluate import csr_tensors
+from drm_triton.names import Score
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.ranking.recommend import Candidates
 
@@ -86,7 +85,7 @@ class Question(NamedTuple):
     k: int
 
 
-def ranker(ops: ModuleType, table: Tensor, score: Score) -> Callable[[list[Question]], list[Best]]:
+def ranker(ops: Backend, table: Tensor, score: Score) -> Callable[[list[Question]], list[Best]]:
     """Answer questions about a table [N, d] by one call of the top-K kernel."""
     packed = ops.pack_items(table, score)
 
@@ -94,7 +93,7 @@ def ranker(ops: ModuleType, table: Tensor, score: Score) -> Callable[[list[Quest
         mask = _rows([question.left_out for question in questions], len(table))
         k = min(max(question.k for question in questions), len(table))
         vectors = torch.stack([question.vector for question in questions])
-        found, scores = ops.top_k(vectors, packed, k, score, csr_tensors(mask, table.device))
+        found, scores = ops.top_k(vectors, packed, k, mask.tensors(table.device))
         lists = []
         for question, row, values in zip(questions, found.tolist(), scores.tolist(), strict=True):
             size = row.index(-1) if row[-1] == -1 else k

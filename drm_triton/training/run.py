@@ -25,7 +25,7 @@ from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.machine import processor, versions
 from drm_triton.training import checkpoint
-from drm_triton.training.loop import EpochEnd, State
+from drm_triton.training.state import EpochEnd, State
 
 TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
 RESUMABLE = {"epochs", "patience", "threads", "backend"}  # what may change without changing what was trained
@@ -33,7 +33,7 @@ COUNTERS = ("epoch", "position", "step", "seconds", "sums", "best", "best_epoch"
 
 
 class Run:
-    """A run directory in use. As a callback of `trainer.train` it records each epoch."""
+    """A run directory in use. As a callback of `loop.train` it records each epoch."""
 
     def __init__(self, path: Path, config: TrainConfig, records: list[dict[str, Any]]) -> None:
         self.path, self.config, self.records = path, config.resolved(), records

@@ -30,8 +30,8 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.model import DRM
 from drm_triton.ranking.evaluate import MIN_TRAIN, measurable
-from drm_triton.training.loop import EpochEnd
 from drm_triton.training.run import csv_text, environment
+from drm_triton.training.state import EpochEnd
 
 # What is searched unless told otherwise: what bench/quality.py gives DRM.
 SPACE: dict[str, list[Any]] = {

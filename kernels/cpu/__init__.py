@@ -1,14 +1,16 @@
-"""The operations for the CPU: Numba, threads, one file per operation. See `drm_triton.kernels.interface`."""
+"""The operations for the CPU: Numba, threads, one file per operation. See `drm_triton.kernels.protocol`."""
 
 from drm_triton.kernels.cpu.gradients import list_gradients
 from drm_triton.kernels.cpu.sampling import sample_lists
 from drm_triton.kernels.cpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
 from drm_triton.kernels.cpu.topk import pack_items, top_k
 from drm_triton.kernels.cpu.update import update_rows
+from drm_triton.names import BackendName
 
 __all__ = [
     "drm_lists",
     "list_gradients",
+    "name",
     "pack_items",
     "sample_lists",
     "soft_topk_backward",
@@ -16,3 +18,5 @@ __all__ = [
     "top_k",
     "update_rows",
 ]
+
+name: BackendName = "cpu"

@@ -8,12 +8,13 @@ their negatives (`shared`) read the rows of these once, and take scores and grad
 import numpy as np
 from torch import Tensor
 
+from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.lists import Loss, add_rows, list_loss, score_items, scratch_for, turn_to_l2
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
-from drm_triton.kernels.cpu.shared import gradients_of_groups
-from drm_triton.kernels.interface import INT32, ListGradients, Objective, check_lists
+from drm_triton.kernels.cpu.shared import gradients_of_groups, lists_in_tile
+from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 
 f32 = np.float32
 
@@ -63,9 +64,7 @@ def rank_weights(objective: Objective) -> np.ndarray:
     return w.astype(np.float32)
 
 
-def list_gradients(
-    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, share: int = 1
-) -> ListGradients:
+def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
     """Losses of B lists, their gradient to the scores and to the user's row.
 
     A list with a score that is not finite has loss and gradient NaN.
@@ -74,19 +73,19 @@ def list_gradients(
     ----------
     U : float32 [M, d]; V : float32 [N, d]; users : int32 [B]; items : int32 [B, n], the first rho being positives
     """
-    name = "list_gradients"
+    name, users, items = "list_gradients", batch.users, batch.items
     user_rows = view(name, "U", U, (None, None), FLOAT32)
     item_rows = view(name, "V", V, (None, U.shape[1]), FLOAT32)
     user_ids = view(name, "users", users, (None,), INT32)
     item_ids = view(name, "items", items, (len(users), None), INT32)
-    check_lists(U, V, users, items, objective, share)
+    check_lists(U, V, batch, objective)
     (B, n), d = items.shape, U.shape[1]
     scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, 3, B)
     args = (
         user_rows, item_rows, user_ids, item_ids, objective.score == "l2", loss_of(objective, n, len(V)),
         *(x.numpy() for x in (scores, losses, g, user_grad)),
     )  # fmt: skip
-    share = min(share, B)
+    share = 1 if batch.shared is None else min(lists_in_tile(batch.shared.size), B)
     if share <= 1:
         threads.split(gradients_of_lists, B, 16, *args)
     else:

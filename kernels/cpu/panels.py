@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from drm_triton.kernels.cpu.runtime.simd import AVX512, FEATURES, FUSED, LANES, VectorBuilder
-from drm_triton.kernels.interface import Score
+from drm_triton.names import Score
 
 BYTES = {"avx512f", "avx512vnni"} <= FEATURES
 MOST_FACTORS = 2**16  # beyond which sums of products of bytes would not fit an int32

@@ -13,13 +13,13 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from torch import Tensor
 
 from drm_triton.errors import InputError
+from drm_triton.kernels.checks import check_sample
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
-from drm_triton.kernels.interface import ListPlan, check_sample
-from drm_triton.kernels.reference import NEGATIVES, ORDER, POSITIVES, ROUNDS, SHARED, USER
+from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
+from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
 
 # Every operand is uint64: Numba turns uint64 with a signed integer into float64.
 u64 = np.uint64
@@ -95,13 +95,13 @@ def permute(image, size, keys, h, rows):
     for b in range(lanes):
         h[b] = (u64(64) - leading_zeros(size[b] - ONE)) >> ONE
         rows[b] = (size[b] + (ONE << h[b]) - ONE) >> h[b]
-    for i in range(ROUNDS):
+    for i in range(FEISTEL_ROUNDS):
         key0, key1, step = keys[2 * (i % 2)], keys[2 * (i % 2) + 1], u64(i)
         for b in range(lanes):  # in vector registers, hence inside the loop over rounds
             image[b] = feistel_round(image[b], h[b], rows[b], key0[b] + step, key1[b] + step)
     for b in range(lanes):  # the few that fell outside walk on
         while image[b] >= size[b]:
-            for i in range(ROUNDS):
+            for i in range(FEISTEL_ROUNDS):
                 even, step = 2 * (i % 2), u64(i)
                 image[b] = feistel_round(image[b], h[b], rows[b], keys[even, b] + step, keys[even + 1, b] + step)
 
@@ -189,21 +189,23 @@ def draw_shared(seed, word1, group, n_items, shared, marks):
     """Uniform items, each marked in the table of its lowest bits."""
     marks[:] = False
     for j in range(0, shared.size, 4):
-        words = philox(seed, word1, group, u64(SHARED + j // 4))
+        words = philox(seed, word1, group, u64(SHARED_BLOCK + j // 4))
         for i in range(min(4, shared.size - j)):
             item = np.int64(below(words[i], u64(n_items)))
             shared[j + i], marks[item & (MARKS - 1)] = item, True
 
 
 @inline
-def take_shared(seed, word1, number, row, n_items, shared, marks, rank, low, negatives):
+def take_shared(seed, word1, number, row, n_items, shared, marks, rank, low, negatives, replaced):
     """The shared draws, and one of this list's own in place of each that is in `row`."""
     eta = shared.size
+    replaced[:] = False
     if row.size > LONG * eta:
         draw_negatives(seed, word1, number, row, n_items, 0, rank, low, negatives)
         search(row, shared, 0, low, eta)
         for j in range(eta):
-            if low[j] == 0 or row[low[j] - 1] != shared[j]:
+            replaced[j] = low[j] > 0 and row[low[j] - 1] == shared[j]
+            if not replaced[j]:
                 negatives[j] = shared[j]
         return
     for j in range(eta):
@@ -212,6 +214,7 @@ def take_shared(seed, word1, number, row, n_items, shared, marks, rank, low, neg
         if marks[row[p] & (MARKS - 1)]:
             for j in range(shared.size):
                 if shared[j] == row[p]:
+                    replaced[j] = True
                     draw_negatives(seed, word1, number, row, n_items, j, rank, low, negatives[j : j + 1])
 
 
@@ -230,7 +233,7 @@ class Scratch(NamedTuple):
 @inline
 def draw_block(
     start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, share, scratch,
-    users, items,
+    users, items, group_items, replaced,
 ):  # fmt: skip
     """Fill rows start .. stop - 1, at most BLOCK, of users and items with lists number begin + start and on."""
     lanes = stop - start
@@ -260,15 +263,18 @@ def draw_block(
             if np.int64(number[b]) // share != group:
                 group = np.int64(number[b]) // share
                 draw_shared(seed, word1, u64(group), n_items, shared, marks)
+                group_items[group - begin // share] = shared
             take_shared(
-                seed, word1, number[b], row, n_items, shared, marks, scratch.rank, scratch.low, negatives
+                seed, word1, number[b], row, n_items, shared, marks, scratch.rank, scratch.low, negatives,
+                replaced[start + b],
             )  # fmt: skip
 
 
 @kernel
 def draw_lists(
-    start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, share, users, items
-):
+    start, stop, begin, seed, epoch4, proportional, indptr, indices, first, eligible, n_items, rho, share, users, items,
+    group_items, replaced,
+):  # fmt: skip
     """Fill rows start .. stop - 1 of users and items with lists number begin + start and on."""
     eta = items.shape[1] - rho
     scratch = Scratch(
@@ -283,27 +289,25 @@ def draw_lists(
     for block in range(start, stop, BLOCK):
         draw_block(
             block, min(block + BLOCK, stop), begin, seed, epoch4, proportional, indptr, indices, first, eligible,
-            n_items, rho, share, scratch, users, items,
+            n_items, rho, share, scratch, users, items, group_items, replaced,
         )  # fmt: skip
 
 
-def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Draw lists number start .. stop - 1 of an epoch.
-
-    Returns
-    -------
-    users : int32 [B]
-    items : int32 [B, n], the rho positives and then the eta negatives
-    """
+def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
+    """Draw lists number start .. stop - 1 of an epoch."""
     if plan.indptr.device.type != "cpu":
         raise InputError(f"sample_lists: the plan must be on the CPU, got device {plan.indptr.device}")
     check_sample(plan, epoch, start, stop)
     users = torch.empty(stop - start, dtype=torch.int32)
     items = torch.empty(stop - start, plan.n, dtype=torch.int32)
+    sharing = plan.share > 1
+    group_items = torch.empty(-(-(stop - start) // plan.share) if sharing else 0, plan.eta, dtype=torch.int32)
+    replaced = torch.empty(stop - start if sharing else 0, plan.eta, dtype=torch.bool)
     threads.split(
         draw_lists, stop - start, 64,
         start, u64(plan.seed), u64(4 * epoch), plan.user_sampling == "proportional",
-        plan.indptr.numpy(), plan.indices.numpy(), plan.first.numpy(), plan.eligible.numpy(),
+        plan.indptr.numpy(), plan.indices.numpy(), plan.first_list.numpy(), plan.eligible_users.numpy(),
         plan.n_items, plan.rho, plan.share, users.numpy(), items.numpy(),
+        group_items.numpy(), replaced.numpy(),
     )  # fmt: skip
-    return users, items
+    return ListBatch(users, items, SharedNegatives(plan.share, group_items, replaced) if sharing else None)

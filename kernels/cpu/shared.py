@@ -10,6 +10,7 @@ A negative of a list that differs from the first's (a draw that was an item of i
 results are right for any lists. With n = 46 and share = 32, an entry in eighteen is left to be sorted and added.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,12 @@ from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, negative_distances, padded
 
 f32 = np.float32
+MOST_SHARING = 64  # lists treated as one group: more would gain little, and leave threads without work
+
+
+def lists_in_tile(size: int) -> int:
+    """Lists of a group that are treated together."""
+    return size if size <= MOST_SHARING else math.gcd(size, MOST_SHARING)
 
 
 class Group(NamedTuple):

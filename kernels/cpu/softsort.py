@@ -25,11 +25,11 @@ from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
+from drm_triton.kernels.checks import FLOATS, check_softsort
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.runtime.simd import LANES, largest, least, padded, sum_above, sum_pairs
-from drm_triton.kernels.interface import FLOATS, check_softsort
 
 KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
 PAIRWISE_MAX = 640  # longest list treated by pairs; beyond it sorting is quicker (AVX-512, float32)

@@ -10,7 +10,6 @@ is a heap of k keys for each query at work.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,13 +18,14 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from drm_triton.errors import InputError
+from drm_triton.kernels.checks import INT32, INT64, check_items, check_top_k
 from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, Items, filter_panel, pack, pack_queries
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.softsort import float_from_bits
-from drm_triton.kernels.interface import INT32, INT64, Score, check_choice, check_top_k, largest_norm
+from drm_triton.kernels.protocol import PackedItems, SeenItems
+from drm_triton.names import Score
 
 f32 = np.float32
 STRIDE = 16  # one panel in so many is looked at first
@@ -186,28 +186,10 @@ def rank_blocks(start, stop, queries, items, sampled, indptr, indices, best, sco
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PackedItems:
-    """Items in the order in which the sweep reads them."""
-
-    V: Tensor  # [N, d], what was packed
-    score: Score
-    norm: float  # of the longest row
-    items: Items
-
-
 def pack_items(V: Tensor, score: Score) -> PackedItems:
-    """Items that `top_k` takes in place of V, made once for many calls. Later changes of V do not reach them."""
-    return _pack("pack_items", V, score)
-
-
-def _pack(function: str, V: Tensor, score: Score) -> PackedItems:
-    check_choice(function, "score", score, Score)
-    values = view(function, "V", V, (None, None), FLOAT32)
-    if V.shape[1] == 0:
-        raise InputError(f"{function}: V must have at least one column, got {list(V.shape)}")
-    norm = largest_norm(function, "V", V)
-    return PackedItems(V, score, norm, pack(values, score))
+    """Prepare items for `top_k`."""
+    values = view("pack_items", "V", V, (None, None), FLOAT32)
+    return PackedItems(V, score, check_items(V, score), pack(values, score))
 
 
 def sample_size(k: int, n_items: int) -> int:
@@ -217,9 +199,7 @@ def sample_size(k: int, n_items: int) -> int:
     return size if size <= k and n_items // STRIDE > 4 * size else 0
 
 
-def top_k(
-    queries: Tensor, V: Tensor | PackedItems, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
+def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
     """The k best items of each query row, best first, ties to the lower item index.
 
     Parameters
@@ -234,24 +214,21 @@ def top_k(
     """
     name = "top_k"
     rows = view(name, "queries", queries, (None, None), FLOAT32)
-    if queries.shape[1] == 0:
-        raise InputError(f"{name}: queries must have at least one column, got {list(queries.shape)}")
-    packed = V if isinstance(V, PackedItems) else _pack(name, V, score)
-    if packed.score != score:
-        raise InputError(f"{name}: the items were packed for the score {packed.score}, got {score}")
-    check_top_k(queries, packed.V, k, score, seen, packed.norm)
+    check_top_k(queries, items, k, seen)
+    layout = items.layout
+    assert isinstance(layout, Items)
     m = len(queries)
     if seen is None:
         indptr, indices = np.zeros(m + 1, np.int64), np.zeros(0, np.int32)
     else:
         indptr = view(name, "the indptr of seen", seen[0], (m + 1,), INT64)
         indices = view(name, "the indices of seen", seen[1], (None,), INT32)
-    items, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
+    best, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
     threads.split(
         rank_blocks, -(-m // BLOCK), 1,
-        pack_queries(rows, packed.items), packed.items, sample_size(k, len(packed.V)), indptr, indices,
-        items.numpy(), scores.numpy(),
+        pack_queries(rows, layout), layout, sample_size(k, len(items.V)), indptr, indices,
+        best.numpy(), scores.numpy(),
     )  # fmt: skip
-    if score == "l2":
+    if items.score == "l2":
         scores -= torch.from_numpy(np.einsum("ij,ij->i", rows, rows))[:, None]
-    return items, scores
+    return best, scores

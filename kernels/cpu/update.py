@@ -14,11 +14,13 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
+from drm_triton.kernels.checks import INT32, check_update
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.shared import Entries, sum_shared
-from drm_triton.kernels.interface import ADAGRAD_EPS, INT32, Score, check_update
+from drm_triton.kernels.cpu.shared import Entries, lists_in_tile, sum_shared
+from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms
+from drm_triton.names import Score
 
 f32 = np.float32
 EPS = f32(ADAGRAD_EPS)
@@ -107,12 +109,22 @@ def step_row(row, state, grad, lr):
 
 
 @inline
-def update_bucket(keys, spare, bits, counts, table, state, entries, lr, l2, grad):
+def step_rows(start, stop, table, state, dense, lr):
+    """Step rows start .. stop - 1 along their dense gradient."""
+    for index in range(start, stop):
+        step_row(table[index], state[index], dense[index], lr)
+
+
+@inline
+def update_bucket(bucket, keys, spare, bits, counts, table, state, entries, dense, lr, l2, grad):
     """Sort the keys of a bucket and update their rows; counts and grad are scratch."""
     ordered = spare if sort_bucket(keys, spare, bits, counts) else keys
-    first = 0
+    first, next_row = 0, bucket << bits
     while first < ordered.size:
         index = ordered[first] >> 32
+        if dense.size > 0:
+            step_rows(next_row, index, table, state, dense, lr)
+            next_row = index + 1
         last = first + 1
         while last < ordered.size and ordered[last] >> 32 == index:
             last += 1
@@ -125,30 +137,29 @@ def update_bucket(keys, spare, bits, counts, table, state, entries, lr, l2, grad
         if l2:
             for c in range(row.size):
                 grad[c] = f32(2) * (grad[c] - total * row[c])
+        if dense.size > 0:
+            for c in range(row.size):
+                grad[c] += dense[index, c]
         step_row(row, state[index], grad, lr)
         first = last
+    if dense.size > 0:
+        step_rows(next_row, min((bucket + 1) << bits, table.shape[0]), table, state, dense, lr)
 
 
 @kernel
-def update_buckets(start, stop, bounds, bits, keys, spare, table, state, entries, lr, l2):
+def update_buckets(start, stop, bounds, bits, keys, spare, table, state, entries, dense, lr, l2):
     """Sort buckets start .. stop - 1 and update their rows."""
     counts = np.empty(257, np.int64)
     grad = np.empty(table.shape[1], np.float32)
     for bucket in range(start, stop):
         low, high = bounds[bucket], bounds[bucket + 1]
-        update_bucket(keys[low:high], spare[low:high], bits, counts, table, state, entries, lr, l2, grad)
+        update_bucket(
+            bucket, keys[low:high], spare[low:high], bits, counts, table, state, entries, dense, lr, l2, grad
+        )  # fmt: skip
 
 
 def update_rows(
-    table: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    coef: Tensor,
-    X: Tensor,
-    source: Tensor,
-    lr: float,
-    score: Score,
-    share: int = 1,
+    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
 ) -> None:
     """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
 
@@ -161,20 +172,25 @@ def update_rows(
     rows : int32 [E]; coef : float32 [E]; X : float32 [*, d]; source : int32 [B], B dividing E
     """
     name = "update_rows"
-    check_update(table, state, rows, coef, X, source, lr, score, share)
+    check_update(table, state, terms, lr, score, dense)
     factors = view(name, "table", table, (None, None), FLOAT32)
     squares = view(name, "state", state, (None, None), FLOAT32)
-    row_ids = view(name, "rows", rows, (None,), INT32)
-    factor = view(name, "coef", coef, (None,), FLOAT32)
-    inputs = view(name, "X", X, (None, None), FLOAT32)
-    origin = view(name, "source", source, (None,), INT32)
-    if len(rows) == 0:
+    row_ids = view(name, "rows", terms.rows, (None, None), INT32)
+    factor = view(name, "coefficients", terms.coefficients, (None, None), FLOAT32)
+    inputs = view(name, "vectors", terms.vectors, (None, None), FLOAT32)
+    origin = view(name, "sources", terms.sources, (None,), INT32)
+    every_row = (
+        np.empty((0, table.shape[1]), f32) if dense is None else view(name, "dense", dense, (None, None), FLOAT32)
+    )
+    if row_ids.size == 0 and dense is None:
         return
-    group, share = len(rows) // len(source), min(share, len(source))
+    B, m = row_ids.shape
+    share = 1 if terms.shared is None else min(lists_in_tile(terms.shared.size), B)
     if share > 1:
-        entries = sum_shared(row_ids.reshape(-1, group), factor.reshape(-1, group), inputs, origin, share)
+        entries = sum_shared(row_ids, factor, inputs, origin, share)
     else:
-        entries = Entries(row_ids, factor, factor, np.repeat(~origin, group), inputs, np.empty((0, X.shape[1]), f32))
+        none = np.empty((0, table.shape[1]), f32)
+        entries = Entries(row_ids.ravel(), factor.ravel(), factor.ravel(), np.repeat(~origin, m), inputs, none)
 
     E, bits = len(entries.rows), max(1, (len(table) - 1).bit_length())
     bucket_bits = min(bits, MAX_BUCKET_BITS, max(0, E.bit_length() - 7))  # about a hundred entries in each, or more
@@ -194,6 +210,20 @@ def update_rows(
     cuts = np.searchsorted(bounds, np.arange(parts + 1) * E // parts)
     cuts[0], cuts[-1] = 0, n_buckets
     threads.run(
-        partial(update_buckets, a, b, bounds, shift, keys, spare, factors, squares, entries, f32(lr), score == "l2")
+        partial(
+            update_buckets,
+            a,
+            b,
+            bounds,
+            shift,
+            keys,
+            spare,
+            factors,
+            squares,
+            entries,
+            every_row,
+            f32(lr),
+            score == "l2",
+        )
         for a, b in pairwise(cuts.tolist())
     )

@@ -5,10 +5,12 @@ from drm_triton.kernels.gpu.sampling import sample_lists
 from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
 from drm_triton.kernels.gpu.topk import pack_items, top_k
 from drm_triton.kernels.gpu.update import update_rows
+from drm_triton.names import BackendName
 
 __all__ = [
     "drm_lists",
     "list_gradients",
+    "name",
     "pack_items",
     "sample_lists",
     "soft_topk_backward",
@@ -16,3 +18,5 @@ __all__ = [
     "top_k",
     "update_rows",
 ]
+
+name: BackendName = "triton"

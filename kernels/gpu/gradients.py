@@ -14,18 +14,17 @@ and the n x n differences never leave the program. Longer lists run scores, `sof
 separate kernels.
 """
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.kernels import reference
+from drm_triton.kernels.checks import check_lists
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.options import registers
 from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, soft_topk, soft_topk_gradient, spoil
-from drm_triton.kernels.interface import ListGradients, Objective, check_lists
+from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
+from drm_triton.kernels.weights import list_weights, rank_weights
 
 
 def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
@@ -302,24 +301,7 @@ def _user_gradient_kernel(
     tl.store(user_grad_ptr + row * d + offs_d, total, mask=offs_d < d)
 
 
-@lru_cache(maxsize=64)
-def _weights(objective: Objective, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """w_k [K], the same for every list with rho positives first; under `ap` without the hits up to k.
-
-    Cached: made once per run, so that a step copies nothing from the host.
-    """
-    if objective.weight == "ap":
-        rank = torch.arange(1, objective.K + 1, dtype=torch.float64)
-        w = 1 / rank / min(objective.K, objective.rho)
-    else:
-        y = (torch.arange(n) < objective.rho).double()[None]
-        w = reference.rank_weights(y, y, objective.K, objective.weight, torch.ones_like(y, dtype=torch.bool))[0]
-    return w.to(device=device, dtype=dtype)
-
-
-def list_gradients(
-    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, share: int = 1
-) -> ListGradients:
+def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
     """Losses of B lists, their gradient to the scores and to the user's row (see `reference.list_gradients`).
 
     A list with a score that is not finite, or on a GPU with an id outside U or V, has loss and gradient NaN.
@@ -328,7 +310,8 @@ def list_gradients(
     ----------
     U : [M, d], V : [N, d] (copied unless contiguous); users : int32 [B]; items : int32 [B, n], the rho positives first
     """
-    check_lists(U, V, users, items, objective, share, values=U.device.type == "cpu")
+    check_lists(U, V, batch, objective, values=U.device.type == "cpu")
+    users, items = batch.users, batch.items
     (B, n), d = items.shape, U.shape[1]
     U, V, users, items = U.contiguous(), V.contiguous(), users.contiguous(), items.contiguous()
     s, user_grad = U.new_empty(B, n), U.new_empty(B, d)
@@ -350,7 +333,7 @@ def list_gradients(
     elif n <= softsort.MAX_ITEMS:
         g = torch.empty_like(s)
         blocks = block_sizes(n, d, objective.K)
-        w = _weights(objective, n, U.dtype, U.device) if objective.drm else s  # not read without DRM
+        w = list_weights(objective, U.dtype, U.device) if objective.drm else s  # not read without DRM
         _gradients_kernel[(B,)](
             U, V, users, items, w, s, losses, g, user_grad,
             d=d, K=objective.K, tau=objective.tau, L2=L2, DRM=objective.drm, AP=objective.weight == "ap",
@@ -365,7 +348,7 @@ def list_gradients(
         if objective.drm:
             mask = torch.ones_like(s, dtype=torch.bool)
             y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
-            w = reference.rank_weights(s, y, objective.K, objective.weight, mask)
+            w = rank_weights(s, y, objective.K, objective.weight, mask)
             drm, g = softsort_tiled.drm_lists(s, y, w, objective.tau, mask)
         _finish_kernel[(B,)](s, drm, losses, g, **terms, **finish_sizes(n), enable_fp_fusion=True)
         _user_gradient_kernel[(B * parts,)](

@@ -15,17 +15,17 @@ Nothing is rejected and drawn again, so a user with nearly all items costs the s
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from drm_triton.kernels import reference
-from drm_triton.kernels.interface import ListPlan, check_sample
+from drm_triton.kernels import streams
+from drm_triton.kernels.checks import check_sample
+from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
 
-ORDER = tl.constexpr(reference.ORDER)
-USER = tl.constexpr(reference.USER)
-POSITIVES = tl.constexpr(reference.POSITIVES)
-NEGATIVES = tl.constexpr(reference.NEGATIVES)
-SHARED = tl.constexpr(reference.SHARED)
-ROUNDS = tl.constexpr(reference.ROUNDS)
+ORDER = tl.constexpr(streams.ORDER)
+USER = tl.constexpr(streams.USER)
+POSITIVES = tl.constexpr(streams.POSITIVES)
+NEGATIVES = tl.constexpr(streams.NEGATIVES)
+SHARED_BLOCK = tl.constexpr(streams.SHARED_BLOCK)
+FEISTEL_ROUNDS = tl.constexpr(streams.FEISTEL_ROUNDS)
 
 # 16 lists share a program so that the scalar work of a list (its permutation and searches) fills the lanes of a warp;
 # 64 negatives a pass cover eta = 15 * rho up to rho = 4 at once and leave 8 per thread.
@@ -88,7 +88,7 @@ def _permute(index, size, key0, key1, key2, key3):
     outside = size > 0
     while tl.max(outside.to(tl.int32)) > 0:
         column, row = image.to(tl.uint32) & (columns - 1), (image >> h).to(tl.uint32)
-        for i in tl.static_range(ROUNDS):
+        for i in tl.static_range(FEISTEL_ROUNDS):
             even = key0 if i % 2 == 0 else key2
             odd = key1 if i % 2 == 0 else key3
             column = (column + _below(_mix(row, even + i), columns)) & (columns - 1)
@@ -122,6 +122,8 @@ def _sample_kernel(
     indices_ptr,  # int32 [nnz]
     users_ptr,  # int32 [n_out], out
     items_ptr,  # int32 [n_out, rho + eta], out
+    shared_ptr,  # int32 [groups, eta], out if SHARING
+    replaced_ptr,  # bool [n_out, eta], out if SHARING
     seed: tl.int64,
     epoch: tl.int64,
     start: tl.int64,
@@ -184,37 +186,50 @@ def _sample_kernel(
         rank = _below(_draws(seed, epoch, ident, block), outside).to(tl.int64)  # among the items that are not positives
         item = rank + _count(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
         if SHARING:
-            drawn = _draws(seed, epoch, ident // share, block + SHARED)
+            drawn = _draws(seed, epoch, ident // share, block + SHARED_BLOCK)
             shared = _below(drawn, tl.zeros_like(drawn) + n_items.to(tl.uint32)).to(tl.int64)
             at_most = _count(indices_ptr + begin[:, None], degree[:, None], step, shared, SLOPE=0)
             last = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-1)
-            item = tl.where(last == shared, item, shared)
+            replaced = last == shared
+            item = tl.where(replaced, item, shared)
+            inside = mask[:, None] & (t + offs_n < eta)
+            tl.store(replaced_ptr + out[:, None] * eta + t + offs_n, replaced, mask=inside)
+            leader = inside & ((number % share) == 0)[:, None]  # the first list of a group stores its draws
+            tl.store(shared_ptr + (out // share)[:, None] * eta + t + offs_n, shared.to(tl.int32), mask=leader)
         tl.store(items_row + rho + t + offs_n, item.to(tl.int32), mask=mask[:, None] & (t + offs_n < eta))
         block += BLOCK_NEGATIVES // 4
 
 
-def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
     """Draw lists number start .. stop - 1 of an epoch: users int32 [B], items int32 [B, n] (see `reference`)."""
     check_sample(plan, epoch, start, stop)
     device, n_out, n_users = plan.indptr.device, stop - start, len(plan.indptr) - 1
     users = torch.empty(n_out, dtype=torch.int32, device=device)
     items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)
+    shared = None
+    if plan.share > 1:
+        groups = triton.cdiv(n_out, plan.share)
+        drawn = torch.empty(groups, plan.eta, dtype=torch.int32, device=device)
+        shared = SharedNegatives(plan.share, drawn, torch.empty(n_out, plan.eta, dtype=torch.bool, device=device))
+    batch = ListBatch(users, items, shared)
     if n_out == 0:
-        return users, items
+        return batch
     _sample_kernel[(triton.cdiv(n_out, BLOCKS["LISTS"]),)](
-        plan.first,
-        plan.eligible,
+        plan.first_list,
+        plan.eligible_users,
         plan.indptr,
         plan.indices,
         users,
         items,
+        items if shared is None else shared.items,  # neither is written without sharing
+        items if shared is None else shared.replaced,
         seed=plan.seed,
         epoch=epoch,
         start=start,
         n_out=n_out,
         n_lists=plan.n_lists,
         n_users=n_users,
-        n_eligible=len(plan.eligible),
+        n_eligible=len(plan.eligible_users),
         n_items=plan.n_items,
         rho=plan.rho,
         eta=plan.eta,
@@ -226,4 +241,4 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> tuple[Ten
         **BLOCKS,
         enable_fp_fusion=True,
     )
-    return users, items
+    return batch

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drm_triton.kernels.checks import check_softsort
 from drm_triton.kernels.gpu import softsort_tiled
-from drm_triton.kernels.interface import check_softsort
 
 MAX_ITEMS = 128  # at 4 warps; beyond, tiles over n give a list more than one program
 

@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.kernels.interface import Score, check_top_k
+from drm_triton.kernels.checks import check_items, check_top_k
+from drm_triton.kernels.protocol import PackedItems, SeenItems
+from drm_triton.names import Score
 
 SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
 PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
@@ -166,14 +168,12 @@ def _candidates_kernel(
         tl.store(buffer_row[:, None] + offs, tl.full((BLOCK_M, BLOCK_N), -1, tl.int64), mask=empty)
 
 
-def pack_items(V: Tensor, score: Score) -> Tensor:
-    """Items for many calls of `top_k`, which reads V as it lies: V itself."""
-    return V
+def pack_items(V: Tensor, score: Score) -> PackedItems:
+    """Prepare items for `top_k`."""
+    return PackedItems(V, score, check_items(V, score), V.float().contiguous())
 
 
-def top_k(
-    queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
+def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
     """The k best items of each query row, best first, ties to the lower item index; in float32.
 
     `l2` is scored as 2 q.v - ||v||^2 - ||q||^2, so nearly equal scores may change places within rounding.
@@ -187,8 +187,9 @@ def top_k(
     -------
     items : int32 [m, k], scores : float32 [m, k]; where fewer than k items remain, item -1 with score -inf.
     """
-    check_top_k(queries, V, k, score, seen)
-    queries, V = queries.float().contiguous(), V.float().contiguous()
+    check_top_k(queries, items, k, seen)
+    V, queries = items.layout, queries.float().contiguous()
+    assert isinstance(V, Tensor)
     (m, d), n_items, device = queries.shape, len(V), queries.device
     none = torch.zeros(1, dtype=torch.int64, device=device)
     indptr, indices = (none, none) if seen is None else (seen[0].contiguous(), seen[1].contiguous())
@@ -199,19 +200,19 @@ def top_k(
     share = triton.cdiv(triton.cdiv(n_items, BLOCK_N), splits) * BLOCK_N
     splits = max(1, triton.cdiv(n_items, share)) if n_items else 1
     turn = max(BLOCK_M, SCRATCH // (8 * capacity * splits) // BLOCK_M * BLOCK_M)
-    items = torch.empty(m, k, dtype=torch.int32, device=device)
+    best = torch.empty(m, k, dtype=torch.int32, device=device)
     scores = torch.empty(m, k, dtype=torch.float32, device=device)
     for row in range(0, m, turn):
         part = queries[row : row + turn]
         buffer = torch.empty(len(part), splits, capacity, dtype=torch.int64, device=device)
         _candidates_kernel[(triton.cdiv(len(part), BLOCK_M), splits)](
             part, V, indptr[row:], indices, buffer, m=len(part), n_items=n_items, d=d, k=k, capacity=capacity,
-            share=share, L2=score == "l2", SEEN=seen is not None, **BLOCKS, enable_fp_fusion=True,
+            share=share, L2=items.score == "l2", SEEN=seen is not None, **BLOCKS, enable_fp_fusion=True,
         )  # fmt: skip
         key = buffer[:, :, :k].flatten(1).sort(dim=1, descending=True).values[:, :k]
         ordered = (key >> 31) - 2**31
         bits = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(torch.int32)
         empty = key < 0
-        items[row : row + turn] = torch.where(empty, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF)).to(torch.int32)
+        best[row : row + turn] = torch.where(empty, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF)).to(torch.int32)
         scores[row : row + turn] = torch.where(empty, -torch.inf, bits.view(torch.float32))
-    return items, scores
+    return best, scores

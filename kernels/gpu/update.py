@@ -18,11 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.kernels import interface
+from drm_triton.kernels import protocol
+from drm_triton.kernels.checks import check_update
 from drm_triton.kernels.gpu.shared import NO_ROW, sum_shared
-from drm_triton.kernels.interface import Score, check_update
+from drm_triton.kernels.protocol import GradientTerms
+from drm_triton.names import Score
 
-ADAGRAD_EPS = tl.constexpr(interface.ADAGRAD_EPS)
+ADAGRAD_EPS = tl.constexpr(protocol.ADAGRAD_EPS)
 
 
 def block_sizes(d: int, shared: bool) -> dict[str, int]:
@@ -35,7 +37,7 @@ def block_sizes(d: int, shared: bool) -> dict[str, int]:
     return {"BLOCK_D": block_d, "BLOCK_E": 8, "CHUNK": 8, "num_warps": max(1, min(8, warps))}
 
 
-@triton.jit(do_not_specialize=["E", "merged", "group", "n_rows", "n_sources"])
+@triton.jit(do_not_specialize=["E", "merged", "keyed", "group", "n_rows", "n_sources"])
 def _update_kernel(
     table_ptr,  # [R, d], in place
     state_ptr,  # [R, d], in place
@@ -46,16 +48,19 @@ def _update_kernel(
     source_ptr,  # int32 [(E - merged) / group]
     sums_ptr,  # [merged, d] (see `shared`), read if SHARED
     pulls_ptr,  # [merged]
+    dense_ptr,  # [R, d], read if DENSE
     inside_ptr,  # bool, out: whether all rows are in the table
     n_rows: tl.int64,
     n_sources: tl.int64,
     E: tl.int64,
     merged: tl.int64,  # the first entries, sums of others
+    keyed: tl.int64,  # entries; the keys of all rows follow if DENSE
     group: tl.int64,
     d: tl.int32,
     lr: tl.float64,
     L2: tl.constexpr,
     SHARED: tl.constexpr,
+    DENSE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -76,6 +81,8 @@ def _update_kernel(
             offset = row.to(tl.int64) * d + offs_d
             x_row = tl.load(table_ptr + offset, mask=mask_d, other=0.0)
             grad = tl.zeros((BLOCK_D,), dtype)
+            if DENSE:
+                grad = tl.load(dense_ptr + offset, mask=mask_d, other=0.0)
             unknown = tl.zeros((BLOCK_E,), tl.int32)  # sources outside X; here, as a NaN in coef takes more registers
             start = place
             while start >= 0:
@@ -83,9 +90,11 @@ def _update_kernel(
                 mine = tl.load(sorted_ptr + offs_e, mask=offs_e < E, other=-1) == row
                 entry = tl.load(order_ptr + offs_e, mask=mine, other=0)
                 single = mine
+                if DENSE:
+                    single = mine & (entry < keyed)
                 if SHARED:
                     at, summed = entry, mine & (entry < merged)
-                    entry, single = entry - merged, mine & (entry >= merged)
+                    entry, single = entry - merged, single & (entry >= merged)
                 coef = tl.load(coef_ptr + entry, mask=single, other=0.0)
                 used = coef != 0  # a hinge alone leaves most coefficients at 0
                 source = tl.load(source_ptr + entry // group, mask=used, other=0)
@@ -116,15 +125,7 @@ def _update_kernel(
 
 
 def update_rows(
-    table: Tensor,
-    state: Tensor,
-    rows: Tensor,
-    coef: Tensor,
-    X: Tensor,
-    source: Tensor,
-    lr: float,
-    score: Score,
-    share: int = 1,
+    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
 ) -> None:
     """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
 
@@ -134,20 +135,27 @@ def update_rows(
     rows : int32 [E]; coef : [E]; X : [*, d]; source : int32 [B], B dividing E (see `reference.update_rows`)
     share : lists in a group, most of which name the same row at the same position; 1 means that none do
     """
-    check_update(table, state, rows, coef, X, source, lr, score, share, values=table.device.type == "cpu")
-    E, d = len(rows), table.shape[1]
-    if E == 0:
+    check_update(table, state, terms, lr, score, dense, values=table.device.type == "cpu")
+    E, d = terms.rows.numel(), table.shape[1]
+    if E == 0 and dense is None:
         return
-    coef, X, source = coef.contiguous(), X.contiguous(), source.contiguous()
+    rows, coef = terms.rows.flatten(), terms.coefficients.flatten()
+    X, source = terms.vectors.contiguous(), terms.sources.contiguous()
+    share = 1 if terms.shared is None else terms.shared.size
     keys, sums, pulls = sum_shared(rows.contiguous(), coef, X, source, share) if share > 1 else (rows, X[:0], coef[:0])
+    keyed = len(keys)  # entries; with a dense gradient, every row has a further key, so that it is visited
+    if dense is not None:
+        keys = torch.cat([keys, torch.arange(len(table), dtype=torch.int32, device=table.device)])
     ascending, order = torch.sort(keys, stable=True)
     inside = torch.empty((), dtype=torch.bool, device=table.device)
     blocks = block_sizes(d, share > 1)
     # Nothing here waits for the device and every shape is that of the batch, so the trainer's step (sample, gradients,
     # both updates) can be captured in a CUDA graph as it stands.
     _update_kernel[(triton.cdiv(len(keys), blocks["CHUNK"]),)](
-        table, state, ascending, order, coef, X, source, sums, pulls, inside,
-        n_rows=len(table), n_sources=len(X), E=len(keys), merged=len(sums), group=E // len(source), d=d, lr=lr,
-        L2=score == "l2", SHARED=share > 1, **blocks, enable_fp_fusion=True,
+        table, state, ascending, order, coef, X, source, sums, pulls,
+        table if dense is None else dense.contiguous(), inside,
+        n_rows=len(table), n_sources=len(X), E=len(keys), merged=len(sums), keyed=keyed,
+        group=max(1, terms.rows.shape[1]), d=d, lr=lr,
+        L2=score == "l2", SHARED=share > 1, DENSE=dense is not None, **blocks, enable_fp_fusion=True,
     )  # fmt: skip
     torch._assert_async(inside, f"update_rows: rows must be in [0, {len(table)})")

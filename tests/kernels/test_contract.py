@@ -8,7 +8,7 @@ import torch
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.interface import ListPlan, Objective
+from drm_triton.kernels.protocol import ListPlan, Objective
 
 BACKENDS = {"reference": (reference, "cpu"), "cpu": (cpu, "cpu")}
 try:

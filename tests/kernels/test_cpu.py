@@ -12,7 +12,8 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
-from drm_triton.kernels.interface import ListPlan, Objective, Weight
+from drm_triton.kernels.protocol import ListPlan, Objective
+from drm_triton.names import Weight
 
 EPS = 2.0**-23
 

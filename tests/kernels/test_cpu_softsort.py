@@ -10,7 +10,7 @@ from torch import Tensor
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX, exp
-from drm_triton.kernels.interface import Weight
+from drm_triton.names import Weight
 
 LONG = PAIRWISE_MAX + 60  # treated by sorting
 

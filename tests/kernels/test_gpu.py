@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import topk, update
-from drm_triton.kernels.interface import ListPlan, Objective
+from drm_triton.kernels.protocol import ListPlan, Objective
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import gradients, softsort
-from drm_triton.kernels.interface import Objective
+from drm_triton.kernels.protocol import Objective
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WEIGHTS = ("uniform", "precision", "recall", "ndcg", "ap")

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import reference
-from drm_triton.kernels.interface import ListPlan
+from drm_triton.kernels.protocol import ListPlan
 
 SIGNIFICANCE = 1e-4  # seeds are fixed, so a test passes or fails for good; this is how rarely a good generator fails
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drm_triton.kernels import reference
-from drm_triton.kernels.interface import Objective
+from drm_triton.kernels.protocol import Objective
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 TEN_STEPS = {"rtol": 1e-8, "atol": 1e-10}  # rounding grows from step to step

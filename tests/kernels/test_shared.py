@@ -12,7 +12,7 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, gpu, reference
 from drm_triton.kernels.gpu import update
-from drm_triton.kernels.interface import Objective
+from drm_triton.kernels.protocol import Objective
 
 EPS = 2.0**-23
 

@@ -17,7 +17,7 @@ from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.ranking import fold_in
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.ranking.recommend import encode_histories
-from drm_triton.training.loop import objective_of
+from drm_triton.training.step import objective_of
 
 LikedItems = Callable[[DRM, str], list[int]]
 N_ITEMS = 90

@@ -4,7 +4,8 @@ import torch
 from drm_triton.config import TrainConfig
 from drm_triton.kernels import get_backend
 from drm_triton.training.covariance import covariance, covariance_gradient, covariance_loss
-from drm_triton.training.loop import State, with_covariance
+from drm_triton.training.loop import with_covariance
+from drm_triton.training.state import State
 
 
 @pytest.mark.parametrize("form", ["printed", "decorrelate"])

@@ -13,7 +13,8 @@ from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend
 from drm_triton.ranking.evaluate import evaluate, popularity_ranker
-from drm_triton.training.loop import initial_state, interactions_to_fit, learning_rate, objective_of, one_step, train
+from drm_triton.training.loop import initial_state, interactions_to_fit, train
+from drm_triton.training.step import learning_rate, objective_of, train_step
 
 
 def checkerboard(n: int) -> Dataset:
@@ -171,7 +172,7 @@ def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) 
     (hinge + config.lam * drm).sum().backward()
     for table in (U, V):
         torch.optim.Adagrad([table], lr=config.lr).step()
-    one_step(state, users, items, config, objective_of(config), ops, config.lr)
+    train_step(state, users, items, config, objective_of(config), ops, config.lr)
     for ours, theirs in ((state.U, U), (state.V, V)):
         expected = theirs.detach() / theirs.detach().norm(dim=1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(ours.double(), expected, atol=2e-5, rtol=0)

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.errors import InputError
-from drm_triton.kernels.interface import check_tensor
+from drm_triton.kernels.checks import check_tensor
 
 FLOAT32 = (torch.float32,)
 

@@ -1,0 +1,53 @@
+"""What happens before training: an estimate of memory, a warning about validation, and compiling the kernels."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import torch
+
+from drm_triton.config import TrainConfig
+from drm_triton.data.csr import CSR
+from drm_triton.data.dataset import Dataset
+from drm_triton.kernels.protocol import Backend
+from drm_triton.ranking.evaluate import MIN_TRAIN
+from drm_triton.training.loop import can_validate, initial_state
+from drm_triton.training.step import list_plan, objective_of, train_step
+
+
+def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
+    """Return the bytes that training holds: factors, Adagrad's state, interactions, and one batch of lists."""
+    rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
+    table = 4 * rows * config.factors
+    interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
+    lists = min(config.batch_size, interactions)
+    shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
+    return {
+        "factors": table,
+        "adagrad state": table,
+        "interactions": 4 * interactions + 8 * (dataset.n_users + 1),
+        "batch": 4 * lists * (4 * n + 2 * config.factors + shared_sums),
+    }
+
+
+def warn_if_unvalidated(config: TrainConfig, dataset: Dataset) -> None:
+    """Warn if validation is enabled and the data set has a validation part, but no user can be measured on it."""
+    enabled = config.fit_on == "train" and config.eval_every > 0
+    if enabled and dataset.valid.nnz and not can_validate(config, dataset):
+        warnings.warn(
+            f"training without validation: no user has both validation items and at least {MIN_TRAIN} training "
+            "interactions (a split by users has none); the best epoch will be the last",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None:
+    """Take one step on toy data, so that the time to compile the kernels does not count as training."""
+    toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3))
+    state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
+    plan = list_plan(config, toy, device)
+    batch = backend.sample_lists(plan, 0, 0, plan.n_lists)
+    # A small rate whatever the configuration says: a rate that diverges must be reported by training, not here.
+    train_step(state, batch, config, objective_of(config), backend, lr=1e-3)
+    backend.top_k(state.U, backend.pack_items(state.V, config.score), 1, toy.tensors(device))

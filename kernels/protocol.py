@@ -1,0 +1,279 @@
+"""The contract of the kernels: the operations of a backend, and what they take and return.
+
+Symbols follow the mathematics: U [M, d] user factors, V [N, d] item factors, B lists of n = rho + eta items, s [B, n]
+their scores. Every argument is checked once, by `checks`, in the same way on every backend.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels.checks import (
+    INT32,
+    INT64,
+    check_choice,
+    check_devices,
+    check_integer,
+    check_number,
+    check_rows,
+    check_tau,
+    check_tensor,
+)
+from drm_triton.names import MAX_INT32, MAX_SEED, BackendName, Score, UserSampling, Weight
+
+ADAGRAD_EPS = 1e-10
+SeenItems = tuple[Tensor, Tensor]  # (indptr int64 [m + 1], indices int32): rows of a sparse matrix, see `Backend.top_k`
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Loss of one list: hinge + lam * drm + mse. Each part can be switched off.
+
+    Parameters
+    ----------
+    rho : number of positives. They are the first `rho` items of a list.
+    k : cut-off K of the relaxed metric, at most the list length. None means rho.
+    tau : temperature of the NeuralSort relaxation.
+    lam : weight of the DRM part.
+    weight : rank weights w_k.
+    margin : hinge margin.
+    """
+
+    rho: int
+    score: Score = "dot"
+    k: int | None = None
+    tau: float = 1.0
+    lam: float = 1.0
+    weight: Weight = "uniform"
+    margin: float = 1.0
+    hinge: bool = True
+    drm: bool = True
+    mse: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("Objective", "score", self.score, Score)
+        check_choice("Objective", "weight", self.weight, Weight)
+        check_integer("Objective", "rho", self.rho, 1)
+        if self.k is not None:
+            check_integer("Objective", "k", self.k, 1)
+        check_tau("Objective", self.tau)
+        check_number("Objective", "lam", self.lam, 0)
+        check_number("Objective", "margin", self.margin)
+        if not (self.hinge or self.drm or self.mse):
+            raise InputError("Objective: at least one of hinge, drm and mse must be on")
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        """Cut-off in use."""
+        return self.rho if self.k is None else self.k
+
+
+@dataclass(frozen=True)
+class ListPlan:
+    """Which lists an epoch consists of.
+
+    With `proportional` sampling, user u has ceil(degree(u) / rho) lists. Together they contain each positive of u at
+    least once. The lists of all users are shuffled. With `uniform` sampling, an epoch has the same number of lists, and
+    the user of each list is drawn uniformly. Users without a positive or without a negative have no list.
+
+    Negatives are drawn uniformly from the items that the user has not interacted with. With `share` > 1, groups of
+    `share` consecutive lists use the same draws. A list replaces a shared draw that is one of its user's items by a
+    draw of its own. In both cases the negatives of one list are independent and uniform. Sharing avoids most of the
+    gathers of item rows.
+
+    Parameters
+    ----------
+    indptr : int64 [M + 1]
+    indices : int32 [nnz], strictly ascending within a row
+        The training interactions. They are validated here, once, and copied unless contiguous.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    n_items: int
+    rho: int
+    eta: int
+    seed: int = 0
+    user_sampling: UserSampling = "proportional"
+    share: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
+        for name in ("rho", "eta", "share", "n_items"):
+            check_integer("ListPlan", name, getattr(self, name), 1, MAX_INT32)
+        check_integer("ListPlan", "seed", self.seed, 0, MAX_SEED)
+        check_tensor("ListPlan", "indptr", self.indptr, (None,), INT64)
+        check_tensor("ListPlan", "indices", self.indices, (None,), INT32)
+        check_devices("ListPlan", indptr=self.indptr, indices=self.indices)
+        ends = self.indptr[[0, -1]].tolist() if len(self.indptr) else []
+        if ends != [0, len(self.indices)]:
+            raise InputError(
+                f"ListPlan: indptr must go from 0 to {len(self.indices)}, the length of indices, got ends {ends}"
+            )
+        check_rows("ListPlan", "", self.indptr, self.indices, self.n_items)
+        for name in ("indptr", "indices"):  # kernels address them by position
+            object.__setattr__(self, name, getattr(self, name).contiguous())
+        if self.n_lists == 0:
+            raise InputError("ListPlan: no user has both a positive and a negative item, nothing to train on")
+
+    @cached_property
+    def first_list(self) -> Tensor:
+        """int64 [M + 1]: before shuffling, the lists of user u are first_list[u] .. first_list[u + 1] - 1."""
+        degree = self.indptr.diff()
+        lists = (degree + self.rho - 1) // self.rho
+        lists[degree >= self.n_items] = 0
+        return torch.cat([lists.new_zeros(1), lists.cumsum(0)])
+
+    @cached_property
+    def eligible_users(self) -> Tensor:
+        """int32: users with at least one list, ascending."""
+        return self.first_list.diff().nonzero().squeeze(1).to(torch.int32)
+
+    @cached_property
+    def n_lists(self) -> int:
+        """Lists in an epoch."""
+        return int(self.first_list[-1])
+
+    @property
+    def n(self) -> int:
+        """Items in a list."""
+        return self.rho + self.eta
+
+
+class SharedNegatives(NamedTuple):
+    """The negatives that groups of consecutive lists have in common.
+
+    List b belongs to group b // size. Its negative at position j is items[b // size, j], unless replaced[b, j]: the
+    shared draw is one of the user's items, and the list has a draw of its own.
+    """
+
+    size: int  # lists in a group; the last group may have fewer
+    items: Tensor  # int32 [ceil(B / size), eta]
+    replaced: Tensor  # bool [B, eta]
+
+
+class ListBatch(NamedTuple):
+    """B training lists."""
+
+    users: Tensor  # int32 [B]
+    items: Tensor  # int32 [B, n], rho positives followed by eta negatives
+    shared: SharedNegatives | None = None  # None if each list has its own negatives
+
+
+class ListGradients(NamedTuple):
+    """Losses of B lists and their gradients."""
+
+    scores: Tensor  # [B, n]
+    hinge: Tensor  # [B], 0 if switched off, as are drm and mse; all without lam
+    drm: Tensor  # [B]
+    mse: Tensor  # [B]
+    loss: Tensor  # [B], hinge + lam * drm + mse
+    g: Tensor  # [B, n], dloss/dscores
+    user_grad: Tensor  # [B, d], dloss/dU[user]
+
+
+class GradientTerms(NamedTuple):
+    """The gradient of some rows of a table, as a sum of terms.
+
+    With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] * x_b to the gradient of row rows[b, j] under
+    `dot`, and 2 * coefficients[b, j] * (x_b - row) under `l2`.
+    """
+
+    rows: Tensor  # int32 [B, m]
+    coefficients: Tensor  # [B, m]
+    vectors: Tensor  # [*, d]
+    sources: Tensor  # int32 [B]
+    shared: SharedNegatives | None = None  # of the last eta columns of rows
+
+    @classmethod
+    def of_items(cls, batch: ListBatch, g: Tensor, U: Tensor) -> "GradientTerms":
+        """Gradient of the items of a batch: row j of list b receives g[b, j] times its user's factors."""
+        return cls(batch.items, g, U, batch.users, batch.shared)
+
+    @classmethod
+    def of_users(cls, users: Tensor, gradients: Tensor, coefficients: Tensor | None = None) -> "GradientTerms":
+        """Gradient of users [B] from gradients [B, d], times coefficients [B] if given."""
+        if coefficients is None:
+            coefficients = torch.ones_like(gradients[:, 0])
+        every = torch.arange(len(users), dtype=torch.int32, device=users.device)
+        return cls(users[:, None], coefficients[:, None], gradients, every)
+
+
+@dataclass(frozen=True)
+class PackedItems:
+    """Items prepared for many calls of `top_k`. V must not change while they are in use."""
+
+    V: Tensor  # [N, d]
+    score: Score
+    norm: float  # of the longest row
+    layout: object = None  # V in the order in which the backend reads it
+
+
+class Backend(Protocol):
+    """The operations, on torch tensors. `reference`, `cpu` and `gpu` are modules that implement them."""
+
+    @property
+    def name(self) -> BackendName:
+        """Name of the backend, as `get_backend` takes it."""
+
+    def sample_lists(self, plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
+        """Draw lists number start .. stop - 1 of an epoch; `start` must be a multiple of `plan.share`."""
+
+    def list_gradients(self, U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
+        """Compute losses of lists, and their gradients to the scores and to the user's row.
+
+        A list with a score that is not finite has loss and gradient NaN.
+        """
+
+    def update_rows(
+        self,
+        table: Tensor,
+        state: Tensor,
+        terms: GradientTerms,
+        lr: float,
+        score: Score,
+        dense: Tensor | None = None,
+    ) -> None:
+        """Take one Adagrad step and project onto the unit ball, in place.
+
+        Without `dense`, the rows that appear in `terms` take the step. With `dense` [R, d], a gradient that is added to
+        that of the terms, every row does.
+
+        Parameters
+        ----------
+        table, state : [R, d] factors and Adagrad's sums of squared gradients
+        """
+
+    def pack_items(self, V: Tensor, score: Score) -> PackedItems:
+        """Prepare items for `top_k`."""
+
+    def top_k(
+        self, queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Find the k best items of each query, best first. Ties go to the lower item index.
+
+        Parameters
+        ----------
+        queries : [m, d]
+        seen : (indptr int64 [m + 1], indices int32 ascending within a row), the items to leave out. Row i is
+            indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr can be passed as it is.
+
+        Returns
+        -------
+        items : int32 [m, k]
+        scores : [m, k]
+            Where fewer than k items remain, the item is -1 and the score -inf.
+        """
+
+    def soft_topk_forward(self, s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
+        """Compute Q = sum_k w_k P_k: [B, n], from scores s [B, n], rank weights w [B, K] and a mask bool [B, n]."""
+
+    def soft_topk_backward(self, s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
+        """Compute the gradient to s for an upstream gradient q = dL/dQ: [B, n]."""
+
+    def drm_lists(self, s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n]."""
