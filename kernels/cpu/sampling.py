@@ -263,7 +263,9 @@ def draw_block(
             if np.int64(number[b]) // share != group:
                 group = np.int64(number[b]) // share
                 draw_shared(seed, word1, u64(group), n_items, shared, marks)
-                group_items[group - begin // share] = shared
+                out = group_items[group - begin // share]
+                for j in range(shared.size):
+                    out[j] = shared[j]
             take_shared(
                 seed, word1, number[b], row, n_items, shared, marks, scratch.rank, scratch.low, negatives,
                 replaced[start + b],
