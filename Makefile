@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Test processes: as many as there are cores. `make test WORKERS=0` runs all tests in one process.
 WORKERS ?= auto
+# Where `make test-wheel` installs the wheel.
+OUTSIDE ?= /tmp/drm-triton-wheel
 
-.PHONY: demo test lint docs setup clean
+.PHONY: demo test test-wheel coverage lint docs setup clean
 
 demo: setup
 	rm -rf runs/demo
@@ -17,6 +19,20 @@ demo: setup
 
 test: setup lint $(VENV)/.hnswlib
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Measures which lines the tests run; the details are in htmlcov/index.html.
+coverage: setup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --cov-report=html
+
+# Runs the tests against an installed wheel, in a folder outside the repository.
+test-wheel: setup
+	rm -rf $(OUTSIDE)
+	$(PYTHON) -m venv $(OUTSIDE)/venv
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(OUTSIDE) .
+	$(OUTSIDE)/venv/bin/python -m pip install --quiet "$$(echo $(OUTSIDE)/*.whl)[test]"
+	cp -R tests $(OUTSIDE)
+	cd $(OUTSIDE) && venv/bin/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir . \
+		-n $(WORKERS) --dist worksteal tests --pyargs drm_triton
 
 lint: setup
 	$(BIN)/ruff check .
