@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.data.dataset import CSR
+from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.errors import InputError
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import Score
@@ -114,8 +114,7 @@ def factor_ranker(backend: Backend, U: Tensor, V: Tensor, score: Score) -> Ranke
 
 def popularity_ranker(train: CSR) -> Ranker:
     """Rank by the number of training interactions: the baseline that every model has to beat."""
-    count = np.bincount(train.indices, minlength=train.shape[1])
-    order = np.argsort(-count, kind="stable").astype(np.int32)
+    order = by_popularity(train.popularity()).astype(np.int32)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         top = np.full((len(users), k), -1, dtype=np.int32)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.data.csr import CSR
+from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.data.prepare.columns import from_pandas
@@ -63,9 +63,7 @@ class Candidates:
 
     def popular(self, k: int) -> NDArray[np.int32]:
         """Codes of the k candidates with the most interactions, ties to the lower code."""
-        count = np.bincount(self.data.train.indices, minlength=self.data.n_items)
-        codes = np.arange(self.data.n_items) if self.codes is None else self.codes
-        return codes[np.argsort(-count[codes], kind="stable")[:k]].astype(np.int32)
+        return by_popularity(self.data.train.popularity(), self.codes)[:k].astype(np.int32)
 
     def _among(self, seen: CSR) -> CSR:
         """Those of the seen items that are candidates, by their place among them."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from drm_triton.data.csr import by_popularity
 from drm_triton.ranking.evaluate import membership
 from drm_triton.report import svg
 from drm_triton.report.markup import escape
@@ -33,7 +34,7 @@ class _Browser:
         self.position, self.data, self.runs, self.level = position, data, runs, level
         self.ids = data.dataset.item_ids
         self.titles = data.dataset.item_titles
-        self.popularity = np.bincount(data.seen.indices, minlength=data.dataset.n_items)
+        self.popularity = data.seen.popularity()
         self.hits = [membership(run.recommendations, data.held_out.take(data.sample)) for _, run in runs]
 
     def html(self) -> str:
@@ -69,7 +70,7 @@ class _Browser:
 
     def _history(self, user: int) -> str:
         """List the items by popularity. A long history shows MAX_ITEMS of them, evenly spaced."""
-        items = self._by_popularity(self.data.seen.row(user))
+        items = by_popularity(self.popularity, self.data.seen.row(user))
         shown = items
         if len(items) > MAX_ITEMS:
             shown = items[np.linspace(0, len(items) - 1, MAX_ITEMS).round().astype(np.int64)]
@@ -77,7 +78,7 @@ class _Browser:
 
     def _held_out(self, row: int, user: int) -> str:
         """List the held-out items with the markers of the runs that recommended them."""
-        items = self._by_popularity(self.data.held_out.row(user))
+        items = by_popularity(self.popularity, self.data.held_out.row(user))
         markers = {int(item): "" for item in items}
         for (number, run), hits in zip(self.runs, self.hits, strict=True):
             for item in run.recommendations[row][hits[row]]:
@@ -99,9 +100,6 @@ class _Browser:
         kind = ' class="own"' if tag == "ul" else ""  # items of the user, not a ranking
         body = "".join(f"<li>{line}</li>" for line in lines) or "<li>none</li>"
         return f"<section{kind}><{h}>{heading}</{h}><{tag}>{body}</{tag}></section>"
-
-    def _by_popularity(self, items: NDArray[np.int32]) -> NDArray[np.int32]:
-        return items[np.argsort(-self.popularity[items], kind="stable")]
 
     def _item(self, item: int) -> str:
         code = f'<bdi class="id">{escape(self.ids[int(item)])}</bdi>'

@@ -45,7 +45,7 @@ def spectral(train: CSR, d: int, seed: int) -> tuple[Tensor, Tensor]:
     """
     R = train.to_scipy()
     user_weight = _inverse_sqrt(np.diff(R.indptr))
-    item_weight = _inverse_sqrt(np.bincount(R.indices, minlength=R.shape[1]))
+    item_weight = _inverse_sqrt(train.popularity())
     rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
     Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32))

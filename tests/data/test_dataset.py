@@ -6,7 +6,6 @@ import pytest
 import scipy.sparse
 
 from drm_triton import Dataset
-from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 
 
@@ -15,17 +14,6 @@ def stored(tmp_path):
     frame = pl.DataFrame({"user": ["b", "a", "c"] * 5, "item": list(range(15))})
     Dataset.from_frame(frame).save(tmp_path / "data")
     return tmp_path / "data"
-
-
-def test_csr():
-    matrix = CSR.from_pairs(np.array([0, 0, 2]), np.array([1, 3, 0]), (3, 4))
-    assert matrix.row(0).tolist() == [1, 3]
-    assert matrix.row(1).tolist() == []
-    assert matrix.degrees().tolist() == [2, 0, 1]
-    assert matrix.nnz == 3
-    assert matrix.indptr.dtype == np.int64
-    assert matrix.indices.dtype == np.int32
-    assert matrix.to_scipy().toarray().tolist() == [[0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]
 
 
 def test_from_csr_of_scipy_and_of_pairs_agree():
