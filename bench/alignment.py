@@ -20,11 +20,12 @@ from drm_triton import DRM, Dataset
 from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.data.dataset import CSR
 from drm_triton.kernels import get_backend
+from drm_triton.names import ObjectiveName
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.run import processor, read_metrics
 from drm_triton.training.state import EpochEnd
 
-OBJECTIVES = ("mse", "hinge", "mse+drm", "hinge+drm")
+OBJECTIVES: tuple[ObjectiveName, ...] = ("mse", "hinge", "mse+drm", "hinge+drm")
 METRICS = ("map@10", "ndcg@10")
 PUBLISHED = {  # on ML-20M: training MAP@10 and NDCG@10, then validation
     "mse": (-0.957, -0.946, -0.943, -0.745),
@@ -35,7 +36,7 @@ PUBLISHED = {  # on ML-20M: training MAP@10 and NDCG@10, then validation
 SKIPPED = 2  # epochs in which everything changes
 
 
-def correlations(data: Dataset, objective: str, epochs: int, seed: int, run: Path) -> list[float]:
+def correlations(data: Dataset, objective: ObjectiveName, epochs: int, seed: int, run: Path) -> list[float]:
     """Of the loss with the training and the validation metrics of one training."""
     model = DRM(objective=objective, epochs=epochs, seed=seed, schedule="constant", init="normal", lr=0.02, rho=3)
     nothing = CSR.empty(data.train.shape)

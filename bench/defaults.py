@@ -26,7 +26,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"schedule": "constant", "lr": 0.1},
     {"lr": 0.1},
     {"lr": 0.4},
-    {"batch_size": 16},  # nearly an update per list
+    {"batch_size": 16, "share": 16},  # nearly an update per list
     {"batch_size": 8192},
     {"share": 1},
     {"share": 128},

@@ -30,6 +30,7 @@ from drm_triton.bench.quality import SETS
 from drm_triton.bench.record import RESULTS, Row, environment, race
 from drm_triton.data.csr import CSR
 from drm_triton.data.split import lots
+from drm_triton.names import Score
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, popularity_ranker
 from drm_triton.ranking.fold_in import fold_in, mean_direction
 
@@ -56,7 +57,7 @@ def halves(held_out: CSR) -> tuple[CSR, CSR]:
     return known, found
 
 
-def measure(name: str, fold: int, score: str, data: Path) -> Row:
+def measure(name: str, fold: int, score: Score, data: Path) -> Row:
     """One fold: two trainings, five ways to rank."""
     dataset = prepared(name, fold, data)
     persons = np.flatnonzero(dataset.test.degrees())

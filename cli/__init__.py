@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import warnings
 from types import FrameType
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from drm_triton.cli.doctor import doctor
 from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.export import export
 from drm_triton.cli.info import info
+from drm_triton.cli.messages import print_error, print_warning, select_command
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
 from drm_triton.cli.report import report
@@ -32,8 +34,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"drm-triton {__version__}")
         raise typer.Exit
 
@@ -63,56 +65,58 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run the command line; errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input).
+    """Run the command line.
 
-    --debug shows where an error arose.
+    Errors go to stderr as one paragraph, with exit code 1 (failure) or 2 (bad input). --debug adds the traceback.
     """
-    # torch's idle threads sleep instead of spinning, which would take cores from the threads of the CPU kernels
+    # Idle torch threads sleep instead of spinning. Spinning would take cores from the threads of the CPU kernels.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # it may stand anywhere
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]  # accepted at any position
     debug = len(arguments) < len(sys.argv) - 1
-    _end_orderly()
+    select_command(typer.main.get_command(app), arguments)
+    _exit_cleanly_on_signals()
     try:
-        try:
-            app(arguments)
-        finally:
-            sys.stdout.flush()  # here, where a failure can still be told
+        with warnings.catch_warnings():
+            warnings.showwarning = print_warning
+            try:
+                app(arguments)
+            finally:
+                sys.stdout.flush()  # here, where a failure can still be reported
     except Exception as error:
         if debug:
             import traceback
 
             traceback.print_exc()
-        sys.exit(_tell(error))
+        sys.exit(_report(error))
 
 
-def _tell(error: Exception) -> int:
+def _report(error: Exception) -> int:
     """Print an error as one paragraph and return the exit code."""
     if isinstance(error, DrmError):
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return error.exit_code
-    if isinstance(error, OSError) and error.filename is None:  # only the output has no name
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+    if isinstance(error, OSError) and error.filename is None:  # an error of the output, which has no file name
+        # Discard what is left in the buffer: it would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
-        return 1
-    if isinstance(error, OSError):
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
-    if isinstance(error, MemoryError):
-        print("error: not enough memory: try smaller data or fewer factors", file=sys.stderr)
-        return 1
-    advice = "`drm-triton doctor` examines the installation" if isinstance(error, ImportError) else "unforeseen"
-    print(f"error: {type(error).__name__}: {error} ({advice}; --debug shows where it arose)", file=sys.stderr)
+            print_error(f"cannot write the output: {error.strerror or error}")
+    elif isinstance(error, OSError):
+        print_error(f"{error.filename}: {error.strerror}")
+    elif isinstance(error, MemoryError):
+        print_error("not enough memory: try smaller data or fewer factors")
+    else:
+        advice = "`drm-triton doctor` checks the installation" if isinstance(error, ImportError) else "unexpected"
+        print_error(f"{type(error).__name__}: {error} ({advice}; --debug shows the traceback)")
     return 1
 
 
-def _end_orderly() -> None:
-    """Let kill and a closed terminal unwind the program as Ctrl-C does, so that nothing half done stays."""
+def _exit_cleanly_on_signals() -> None:
+    """Make SIGTERM and SIGHUP raise SystemExit, so that temporary files are removed."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
-            signal.signal(number, end)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, leave)

@@ -6,95 +6,45 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from drm_triton.cli import complete
-from drm_triton.config import TrainConfig
+from drm_triton.cli.messages import in_flags
+from drm_triton.cli.options import config_options, given, option
 
 if TYPE_CHECKING:
+    from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
     from drm_triton.training.state import EpochEnd, State
 
-MODEL, LISTS, LOSS, TRAINING, PLACES = "Model", "Lists", "Loss", "Training", "Files and output"
+FILES = "Files and output"
 
 
-def option(help: str, panel: str, *names: str, complete: Callable[[str], list[str]] | None = None) -> Any:
-    """Make an option that is left to the configuration file, or the default, when not given."""
-    shown = help.replace("[", r"\[")  # else taken for markup, and not shown
-    return typer.Option(*names, help=shown, rich_help_panel=panel, show_default=False, autocompletion=complete)
-
-
-def setting(field: str, help: str, panel: str, *names: str) -> Any:
-    """Make the option for a field of the configuration; its help tells the default."""
-    default = getattr(TrainConfig, field, None)
-    return option(help if default is None else f"{help} [{default}]", panel, *names)
-
-
+@config_options()
 def train(
-    ctx: typer.Context,
     dataset: Annotated[
         str | None,
         option(
             "Prepared data: a name under the data directory, or a path.",
-            PLACES,
+            FILES,
             "--dataset",
             "-d",
             complete=complete.datasets,
         ),
     ] = None,
-    run: Annotated[Path | None, option("Run directory [runs/<dataset>-<time>].", PLACES)] = None,
-    config: Annotated[Path | None, option("TOML file of options; flags override it.", PLACES)] = None,
-    resume: Annotated[Path | None, option("Take up a run where it stopped.", PLACES, complete=complete.runs)] = None,
+    run: Annotated[Path | None, option("Run directory [runs/<dataset>-<time>].", FILES)] = None,
+    config: Annotated[Path | None, option("TOML file of options; flags override it.", FILES)] = None,
+    resume: Annotated[Path | None, option("Take up a run where it stopped.", FILES, complete=complete.runs)] = None,
     dry_run: Annotated[
-        bool, option("Print configuration, memory estimate and data, and stop.", PLACES, "--dry-run")
+        bool, option("Print configuration, memory estimate and data, and stop.", FILES, "--dry-run")
     ] = False,
-    quiet: Annotated[bool, option("No progress.", PLACES, "--quiet", "-q")] = False,
-    as_json: Annotated[bool, option("Print the result as one JSON object.", PLACES, "--json")] = False,
-    score: Annotated[str | None, setting("score", "Score: dot or l2.", MODEL)] = None,
-    factors: Annotated[int | None, setting("factors", "Factors d (paper: 16, 32, 64, 128).", MODEL)] = None,
-    init: Annotated[str | None, setting("init", "Initial factors: spectral or normal.", MODEL)] = None,
-    rho: Annotated[int | None, setting("rho", "Positives in a list (paper: 1 to 5).", LISTS)] = None,
-    eta: Annotated[int | None, setting("eta", "Negatives in a list [15 rho, at least 45].", LISTS)] = None,
-    share: Annotated[
-        int | None, setting("share", "Lists trained with the same draws of negatives; 1: each its own.", LISTS)
-    ] = None,
-    user_sampling: Annotated[
-        str | None, setting("user_sampling", "Users of lists: proportional or uniform.", LISTS)
-    ] = None,
-    objective: Annotated[str | None, setting("objective", "hinge+drm, hinge, drm, mse or mse+drm.", LOSS)] = None,
-    k: Annotated[int | None, setting("k", "Cut-off K of the relaxed metric [rho].", LOSS, "--k")] = None,
-    tau: Annotated[float | None, setting("tau", "Temperature (paper: .1 to 10).", LOSS)] = None,
-    lam: Annotated[float | None, setting("lam", "Weight of the DRM part (paper: .1 to 5).", LOSS, "--lambda")] = None,
-    weight: Annotated[
-        str | None, setting("weight", "Rank weights: uniform, precision, recall, ndcg, ap.", LOSS)
-    ] = None,
-    margin: Annotated[float | None, setting("margin", "Hinge margin.", LOSS)] = None,
-    cov: Annotated[float | None, setting("cov", "Covariance regularisation, l2 only (paper: .1 to 10).", LOSS)] = None,
-    cov_every: Annotated[int | None, setting("cov_every", "Steps between covariance gradients.", LOSS)] = None,
-    cov_form: Annotated[str | None, setting("cov_form", "decorrelate, or printed as in the paper.", LOSS)] = None,
-    lr: Annotated[float | None, setting("lr", "Learning rate (paper: 1e-4 to .1).", TRAINING)] = None,
-    schedule: Annotated[
-        str | None, setting("schedule", "Of the learning rate: linear (to 0) or constant.", TRAINING)
-    ] = None,
-    batch_size: Annotated[
-        int | None, setting("batch_size", "Lists in a step, best a multiple of --share; 1 in the paper.", TRAINING)
-    ] = None,
-    epochs: Annotated[int | None, setting("epochs", "Passes over the interactions.", TRAINING)] = None,
-    seed: Annotated[int | None, setting("seed", "Same seed, same model, to the bit.", TRAINING)] = None,
-    fit_on: Annotated[str | None, setting("fit_on", "train, train+valid or all.", TRAINING)] = None,
-    backend: Annotated[str | None, setting("backend", "auto, cpu, triton or reference.", TRAINING)] = None,
-    threads: Annotated[int | None, setting("threads", "CPU threads [all cores].", TRAINING)] = None,
-    eval_every: Annotated[int | None, setting("eval_every", "Epochs between validations; 0 never.", TRAINING)] = None,
-    patience: Annotated[
-        int | None, setting("patience", "Stop after so many validations without a better one.", TRAINING)
-    ] = None,
-    monitor: Annotated[str | None, setting("monitor", "Validation metric that `best` goes by.", TRAINING)] = None,
+    quiet: Annotated[bool, option("No progress.", FILES, "--quiet", "-q")] = False,
+    as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
+    **options: Any,
 ) -> None:
     """Train a model on a prepared data set.
 
@@ -110,8 +60,7 @@ def train(
     from drm_triton.progress import Reporter
     from drm_triton.training.run import best_record, read_metrics
 
-    options = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
-    data, settings, place = _resolved(dataset, run, config, resume, options)
+    data, settings, place = _resolved(dataset, run, config, resume, given(options))
     if dry_run:
         _print_plan(data, settings, as_json)
         return
@@ -119,7 +68,7 @@ def train(
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
     with stop_on_interrupt(display), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
+        warnings.showwarning = lambda message, *_: reporter.line(f"warning: {in_flags(message)}")
         model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
     records = read_metrics(place)  # of all epochs, where this was a resumed run
     best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
@@ -135,7 +84,6 @@ def train(
 
 
 HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
-NOT_CONFIG = {"dataset", "run", "config", "resume", "dry_run", "quiet", "as_json"}
 
 
 def _resolved(

@@ -9,31 +9,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli import complete
-from drm_triton.cli.train import PLACES, option
+from drm_triton.cli.options import config_options, given, option
+from drm_triton.cli.train import FILES
 
 if TYPE_CHECKING:
     from drm_triton.training.tune import Study
 
 SEARCH, FIXED = "Search", "Fixed, so not searched"
-NOT_CONFIG = {"dataset", "study", "config", "quiet", "as_json", "trials", "seconds", "space"}
+SEARCHED = ("score", "factors", "eta", "tau", "lam", "margin", "lr", "epochs")  # unless they are given
 
 
+@config_options("backend", "threads", panel=FIXED)
+@config_options(*SEARCHED, panel=FIXED, show_defaults=False)
 def tune(
-    ctx: typer.Context,
     dataset: Annotated[
         str | None,
         option(
             "Prepared data: a name under the data directory, or a path.",
-            PLACES,
+            FILES,
             "--dataset",
             "-d",
             complete=complete.datasets,
         ),
     ] = None,
-    study: Annotated[Path | None, option("Directory of the study [studies/<dataset>].", PLACES)] = None,
-    config: Annotated[Path | None, option("TOML file of options to fix; flags override it.", PLACES)] = None,
-    quiet: Annotated[bool, option("No progress.", PLACES, "--quiet", "-q")] = False,
-    as_json: Annotated[bool, option("Print the result as one JSON object.", PLACES, "--json")] = False,
+    study: Annotated[Path | None, option("Directory of the study [studies/<dataset>].", FILES)] = None,
+    config: Annotated[Path | None, option("TOML file of options to fix; flags override it.", FILES)] = None,
+    quiet: Annotated[bool, option("No progress.", FILES, "--quiet", "-q")] = False,
+    as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
     trials: Annotated[
         int, typer.Option(min=1, help="Trials in all, finished ones included.", rich_help_panel=SEARCH)
     ] = 20,
@@ -43,16 +45,7 @@ def tune(
     space: Annotated[
         Path | None, option("TOML file instead of the default space: option = list of values.", SEARCH)
     ] = None,
-    score: Annotated[str | None, option("dot or l2.", FIXED)] = None,
-    factors: Annotated[int | None, option("Factors d.", FIXED)] = None,
-    eta: Annotated[int | None, option("Negatives in a list.", FIXED)] = None,
-    tau: Annotated[float | None, option("Temperature.", FIXED)] = None,
-    lam: Annotated[float | None, option("Weight of the DRM part.", FIXED, "--lambda")] = None,
-    margin: Annotated[float | None, option("Hinge margin.", FIXED)] = None,
-    lr: Annotated[float | None, option("Learning rate.", FIXED)] = None,
-    epochs: Annotated[int | None, option("Passes over the interactions.", FIXED)] = None,
-    backend: Annotated[str | None, option("auto, cpu, triton or reference.", FIXED)] = None,
-    threads: Annotated[int | None, option("CPU threads [all cores].", FIXED)] = None,
+    **options: Any,
 ) -> None:
     """Search the training options for a data set, by random trials.
 
@@ -82,14 +75,14 @@ def tune(
         raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
     if seconds is not None and not seconds >= 0:  # nor not a number
         raise InputError(f"--seconds must be at least 0, got {seconds:g}")
-    flags = {name: value for name, value in ctx.params.items() if value is not None and name not in NOT_CONFIG}
+    flags = given({"monitor": monitor, "seed": seed, **options})
     if config is None:
         TrainConfig.from_mapping(flags)  # before the space, which would be blamed for an error of theirs
         fixed = flags
     else:
         TrainConfig.from_toml(config, flags)
         fixed = overridden(read_toml(config), flags)
-    searched = checked_space(read_toml(space) if space else SPACE, fixed, f"{space}: " if space else "")
+    searched = checked_space(read_toml(space) if space else SPACE, fixed, space or "")
     place = find_dataset(dataset)
     data = Dataset.load(place)
     found = Study(study or Path("studies") / place.absolute().name, data, searched, fixed)

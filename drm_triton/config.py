@@ -1,124 +1,184 @@
-"""Training configuration: one frozen dataclass, validated once, to and from TOML."""
+"""The training configuration: one frozen dataclass, validated once, read from and written to TOML."""
+
+# ruff: noqa: RUF009  (`option` calls `dataclasses.field`)
 
 import dataclasses
-import difflib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, TypedDict
 
 from drm_triton.errors import InputError
+from drm_triton.names import (
+    MAX_FLOAT32,
+    MAX_INT32,
+    MAX_SEED,
+    METRICS,
+    SPLIT_PARTS,
+    TAU_RANGE,
+    BackendChoice,
+    CovForm,
+    FitOn,
+    Init,
+    ObjectiveName,
+    Schedule,
+    Score,
+    UserSampling,
+    Weight,
+)
+from drm_triton.options import ALIASES, FILE_NAMES, checked, nearest_name, option
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm"]
-FitOn = Literal["train", "train+valid", "all"]
-Init = Literal["spectral", "normal"]
-Schedule = Literal["linear", "constant"]
-CovForm = Literal["decorrelate", "printed"]
-
-METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")  # here, and not in `metrics`, which needs NumPy
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
+MAX_CUT_OFF = 1000  # of `monitor`
 
-LARGEST = 3.4e38  # in float32, the kernels' type
-TAU_RANGE = (1e-32, 1e32)  # the kernels' own, which cannot be imported without torch
-SEEDS = 2**63  # the kernels take seeds below this
-
-# Spelled differently in files and on the command line, because `lambda` is a Python keyword.
-ALIASES = {"lambda": "lam"}
-FILE_NAMES = {name: alias for alias, name in ALIASES.items()}
+MODEL, LISTS, LOSS, TRAINING = "Model", "Lists", "Loss", "Training"
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What determines a trained model, besides the data. The comment of a field gives the paper's search space.
+    """All options that determine a trained model, besides the data. docs/options.md lists them.
 
     Examples
     --------
     >>> TrainConfig(factors=32, lr=0.05).eta_in_force
     45
-    >>> TrainConfig.from_mapping({"facters": 32})
+    >>> TrainConfig(factors=0)
     Traceback (most recent call last):
     ...
-    drm_triton.errors.InputError: unknown configuration key 'facters'; did you mean 'factors'?
+    drm_triton.errors.InputError: `factors` must be at least 1, got 0
     """
 
-    score: Literal["dot", "l2"] = "dot"
-    factors: int = 64  # 16, 32, 64, 128
-    rho: int = 1  # positives in a list: 1 .. 5
-    eta: int | None = None  # negatives in a list; None: 15 rho as in the paper, but at least 45
-    share: int = 32  # lists that are trained with the same draws of negatives; 1 in the paper
-    k: int | None = None  # cut-off of the relaxed metric; None: rho
-    tau: float = 0.5  # .1, .3, .5, 1, 3, 10
-    lam: float = 10.0  # .1, .5, 1, 2, 3, 5
-    weight: Literal["uniform", "precision", "recall", "ndcg", "ap"] = "uniform"
-    margin: float = 1.0
-    lr: float = 0.2  # 1e-4 .. .1, at a constant rate
-    schedule: Schedule = "linear"  # of lr: down to 0 over the epochs, or constant as in the paper
-    cov: float = 0.0  # l2 only: .1, .5, 1, 3, 5, 10
-    cov_every: int = 10  # steps between covariance gradients, each weighted by this number
-    cov_form: CovForm = "decorrelate"
-    objective: ObjectiveName = "hinge+drm"
-    init: Init = "spectral"
-    batch_size: int = 2048
-    epochs: int = 20
-    user_sampling: Literal["proportional", "uniform"] = "proportional"
-    seed: int = 0
-    fit_on: FitOn = "train"
-    backend: Literal["auto", "cpu", "triton", "reference"] = "auto"
-    threads: int | None = None  # None: all cores
-    eval_every: int = 1  # epochs between validations; 0: never
-    patience: int = 0  # validations without a better one before stopping; 0: never stop early
-    monitor: str = "ndcg@10"  # the validation metric that `best` and `patience` go by
+    score: Score = option(
+        "dot", "Score of an item for a user: dot product, or negative squared Euclidean distance (l2).", MODEL
+    )
+    factors: int = option(
+        64, "Length of the user and item vectors, d.", MODEL, least=1, most=MAX_INT32, paper=(16, 32, 64, 128)
+    )
+    init: Init = option(
+        "spectral", "Initial factors: a spectral embedding of the interactions, or random normal numbers.", MODEL
+    )
+
+    rho: int = option(
+        1, "Positive items in a training list: items of its user.", LISTS, least=1, most=MAX_INT32, paper=("1 to 5",)
+    )
+    eta: int | None = option(
+        None,
+        "Negative items in a training list: items that its user does not have.",
+        LISTS,
+        least=1,
+        most=MAX_INT32,
+        paper=("15 rho",),
+        unset=f"15 rho, at least {MIN_ETA}",
+    )
+    share: int = option(
+        32,
+        "Consecutive lists that share one draw of negative items. 1 draws for each list.",
+        LISTS,
+        least=1,
+        most=MAX_INT32,
+        paper=(1,),
+    )
+    user_sampling: UserSampling = option(
+        "proportional", "How often a user is drawn: in proportion to its interactions, or as often as any other.", LISTS
+    )
+
+    objective: ObjectiveName = option("hinge+drm", "Terms of the loss.", LOSS)
+    k: int | None = option(
+        None,
+        "Cut-off K of the relaxed metric. At most `rho` + `eta`.",
+        LOSS,
+        least=1,
+        most=MAX_INT32,
+        paper=("rho",),
+        unset="rho",
+    )
+    tau: float = option(
+        0.5,
+        "Temperature of the relaxed sort. Lower is closer to a hard sort.",
+        LOSS,
+        least=TAU_RANGE[0],
+        most=TAU_RANGE[1],
+        paper=(0.1, 0.3, 0.5, 1, 3, 10),
+    )
+    lam: float = option(10.0, "Weight of the DRM term.", LOSS, least=0, paper=(0.1, 0.5, 1, 2, 3, 5))
+    weight: Weight = option("uniform", "Weights of the ranks in the relaxed metric.", LOSS)
+    margin: float = option(1.0, "Margin of the hinge term.", LOSS)
+    cov: float = option(
+        0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
+    )
+    cov_every: int = option(
+        10,
+        "Steps between covariance gradients. Each gradient is multiplied by this number.",
+        LOSS,
+        least=1,
+        most=MAX_INT32,
+    )
+    cov_form: CovForm = option(
+        "decorrelate",
+        "Covariance term: decorrelate the factors, or the formula as printed in the paper.",
+        LOSS,
+        paper=("printed",),
+    )
+
+    lr: float = option(
+        0.2, "Learning rate of Adagrad.", TRAINING, positive=True, most=MAX_FLOAT32, paper=("1e-4 to 0.1",)
+    )
+    schedule: Schedule = option(
+        "linear", "Learning rate over the epochs: a linear decrease to 0, or constant.", TRAINING, paper=("constant",)
+    )
+    batch_size: int = option(
+        2048, "Lists in a step. A multiple of `share`.", TRAINING, least=1, most=MAX_INT32, paper=(1,)
+    )
+    epochs: int = option(20, "Passes over the interactions.", TRAINING, least=1, most=MAX_INT32)
+    seed: int = option(
+        0,
+        "Seed of every random number. The same seed gives the same model, bit by bit.",
+        TRAINING,
+        least=0,
+        most=MAX_SEED,
+    )
+    fit_on: FitOn = option("train", "Parts of the data set to train on.", TRAINING)
+    backend: BackendChoice = option(
+        "auto", "Implementation of the kernels. auto is triton with a GPU and cpu without.", TRAINING
+    )
+    threads: int | None = option(None, "CPU threads.", TRAINING, least=1, most=MAX_INT32, unset="all cores")
+    eval_every: int = option(1, "Epochs between validations. 0 disables validation.", TRAINING, least=0)
+    patience: int = option(
+        0, "Stop after this many validations without improvement. 0 disables early stopping.", TRAINING, least=0
+    )
+    monitor: str = option("ndcg@10", "Validation metric that selects the best epoch and controls `patience`.", TRAINING)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            choices = get_args(field.type)
-            value = _coerced(FILE_NAMES.get(field.name, field.name), getattr(self, field.name), field.type)
-            object.__setattr__(self, field.name, value)  # the way that is left in a frozen dataclass
-            if choices and isinstance(choices[0], str) and value not in choices:
-                raise InputError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-        for name in ("factors", "rho", "eta", "share", "k", "batch_size", "epochs", "cov_every", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-            if value is not None and value >= 2**31:
-                raise InputError(f"{name} must be below 2^31, got {value}")
-        for name in ("eval_every", "patience", "lam", "cov", "seed"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(
-                    f"{FILE_NAMES.get(name, name)} must be finite and at least 0, got {getattr(self, name)}"
-                )
-        for name in ("tau", "lr"):
-            if not 0 < getattr(self, name) < LARGEST:
-                raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if not TAU_RANGE[0] <= self.tau <= TAU_RANGE[1]:
-            raise InputError(f"tau must be from {TAU_RANGE[0]:g} to {TAU_RANGE[1]:g}, got {self.tau}")
-        if self.seed >= SEEDS:
-            raise InputError(f"seed must be below 2^63 = {SEEDS}, got {self.seed}")
-        if not float("-inf") < self.margin < float("inf"):
-            raise InputError(f"margin must be finite, got {self.margin}")
+            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))  # frozen: no assignment
         if self.k is not None and self.k > self.rho + self.eta_in_force:
-            raise InputError(f"k must be at most rho + eta = {self.rho + self.eta_in_force}, got {self.k}")
-        name, _, cut_off = self.monitor.partition("@")
-        if name not in METRICS or not cut_off.isdecimal() or not 1 <= int(cut_off) <= 1000:
-            raise InputError(f"monitor must be a metric such as ndcg@10 ({', '.join(METRICS)}), got {self.monitor!r}")
+            raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta_in_force}, got {self.k}")
+        if self.batch_size % self.share:
+            raise InputError(_batch_problem(self.batch_size, self.share))
         if self.cov > 0 and self.score != "l2":
-            raise InputError("cov (covariance regularisation) goes with score = l2 only")
+            raise InputError("`cov` (covariance regularisation) needs `score` l2")
+        name, _, cut_off = self.monitor.partition("@")
+        if name not in METRICS or not cut_off.isdecimal() or not 1 <= int(cut_off) <= MAX_CUT_OFF:
+            raise InputError(
+                f"`monitor` must be a metric such as ndcg@10 ({', '.join(METRICS)}; cut-off from 1 to {MAX_CUT_OFF}), "
+                f"got {self.monitor!r}"
+            )
 
     @property
     def eta_in_force(self) -> int:
-        """Negatives in a list."""
+        """Number of negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
     def resolved(self) -> "TrainConfig":
-        """The same training with `eta` and `k` spelled out, as a run records it.
+        """Return the same configuration with explicit `eta` and `k`, as a run records it.
 
         Examples
         --------
@@ -129,56 +189,127 @@ class TrainConfig:
 
     @property
     def fit_parts(self) -> tuple[str, ...]:
-        """The parts of a data set that are trained on: train, and those that `fit_on` adds."""
-        return ("train", "valid", "test") if self.fit_on == "all" else tuple(self.fit_on.split("+"))
+        """The parts of a data set that `fit_on` names."""
+        return SPLIT_PARTS if self.fit_on == "all" else tuple(self.fit_on.split("+"))
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from the defaults, by their Python names.
+
+        Examples
+        --------
+        >>> TrainConfig(factors=32).changed()
+        {'factors': 32}
+        """
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
-        """Build from plain values; an unknown key or a value of the wrong type is an error that says where."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        check_names(values, where)
-        given = {}
-        for key, value in values.items():
-            name = ALIASES.get(key, key)
-            if name not in known:
-                near = difflib.get_close_matches(key, [*known, *ALIASES], n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
-                raise InputError(f"{where}unknown configuration key {key!r}{hint}")
-            given[name] = value
+        """Build a configuration from plain values.
+
+        Parameters
+        ----------
+        values : option -> value; `lambda` is accepted for `lam`
+        where : the file that the values come from, for error messages
+        """
         try:
-            return cls(**given)
+            check_names(values)
+            return cls(**{ALIASES.get(key, key): value for key, value in values.items()})
         except InputError as error:
-            raise InputError(f"{where}{error}") from None
+            raise InputError(in_file(where, str(error))) from None
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "TrainConfig":
-        """Read a TOML file; `overrides` win over the file. An error is blamed on the one of them that has it."""
+        """Read a TOML file.
+
+        `overrides` replace values of the file. An error message says whether the file, an override, or both together
+        are wrong.
+        """
         values, flags = read_toml(path), overrides or {}
         try:
             return cls.from_mapping(overridden(values, flags))
         except InputError as error:
             problem = str(error)
-        for part, where in ((flags, ""), (values, f"{path}: ")):
+        for given, where in ((flags, ""), (values, str(path))):
             try:
-                cls.from_mapping(part)
+                cls.from_mapping(given)
             except InputError as error:
                 if str(error) == problem:
-                    raise InputError(where + problem) from None
-        raise InputError(f"{path} and the options that override it: {problem}")  # which do not go together
+                    raise InputError(in_file(where, problem)) from None
+        raise InputError(f"{path} and the options that override it: {problem}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values under their file names; options that are None are left out."""
+        """Return plain values by their names in files. Options that are None are left out."""
         values = dataclasses.asdict(self)
         return {FILE_NAMES.get(name, name): value for name, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
-        """Text of a TOML file that reads back as this configuration."""
-        # Numbers, strings and booleans are written alike in TOML and JSON.
+        """Return the text of a TOML file with this configuration."""
+        # JSON and TOML write numbers, strings and booleans in the same way.
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
 
 
+class TrainOptions(TypedDict, total=False):
+    """The fields of `TrainConfig` as keywords that may be left out, for type checkers and editors."""
+
+    score: Score
+    factors: int
+    init: Init
+    rho: int
+    eta: int | None
+    share: int
+    user_sampling: UserSampling
+    objective: ObjectiveName
+    k: int | None
+    tau: float
+    lam: float
+    weight: Weight
+    margin: float
+    cov: float
+    cov_every: int
+    cov_form: CovForm
+    lr: float
+    schedule: Schedule
+    batch_size: int
+    epochs: int
+    seed: int
+    fit_on: FitOn
+    backend: BackendChoice
+    threads: int | None
+    eval_every: int
+    patience: int
+    monitor: str
+
+
+OPTIONS = tuple(field.name for field in dataclasses.fields(TrainConfig))
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raise if a name is unknown, or if one option is given under two names.
+
+    Examples
+    --------
+    >>> check_names({"facters": 32})
+    Traceback (most recent call last):
+    ...
+    drm_triton.errors.InputError: unknown option `facters`; did you mean `factors`?
+    """
+    for alias, name in ALIASES.items():
+        if alias in values and name in values:
+            raise InputError(f"'{name}' and '{alias}' are the same option; give only one of them")
+    for key in values:
+        if ALIASES.get(key, key) not in OPTIONS:
+            raise InputError(f"unknown option `{key}`; {suggestion(key)}")
+
+
+def suggestion(unknown: str) -> str:
+    """Return the end of an error message about an unknown option: the name it probably means, or all names."""
+    near = nearest_name(unknown, OPTIONS)
+    return f"did you mean `{near}`?" if near else f"the options are {', '.join(OPTIONS)}"
+
+
 def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with others that win over them, whichever of its names an option is given by.
+    """Replace options by others. An option may be given under either of its names.
 
     Examples
     --------
@@ -189,15 +320,8 @@ def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     return {**{key: value for key, value in values.items() if ALIASES.get(key, key) not in taken}, **overrides}
 
 
-def check_names(values: Mapping[str, Any], where: str = "") -> None:
-    """Raise if an option is given by two of its names."""
-    for alias, name in ALIASES.items():
-        if alias in values and name in values:
-            raise InputError(f"{where}both {name!r} and {alias!r} are given, which are one option; leave one out")
-
-
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Parse a TOML file into a flat mapping, with errors that name the file."""
+    """Read a TOML file of options. Errors name the file."""
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -207,21 +331,46 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
-    check_names(values, f"{path}: ")
+    try:
+        check_names(values)
+    except InputError as error:
+        raise InputError(in_file(path, str(error))) from None
     return values
 
 
-def _coerced(name: str, value: Any, kind: Any) -> Any:
-    """Check a value against a field's type; NumPy's numbers serve too, and an integer where a float is asked."""
-    accepted = get_args(kind) or (kind,)
-    if isinstance(accepted[0], str):
-        accepted = (str,)
-    if not isinstance(value, bool):
-        if isinstance(value, Integral) and int in accepted:
-            return int(value)
-        if isinstance(value, Real) and float in accepted:
-            return float(value)
-        if isinstance(value, accepted):
-            return value
-    names = " or ".join(t.__name__ for t in accepted if t is not type(None))
-    raise InputError(f"{name} must be {names}, got {value!r}")
+def in_file(path: str | Path, message: str) -> str:
+    """Return an error message about a file: it names the file, and options as the keys of the file.
+
+    Without a path, the message is returned as it is.
+
+    Examples
+    --------
+    >>> in_file("c.toml", "`lam` must be at least 0, got -1")
+    "c.toml: 'lambda' must be at least 0, got -1"
+    """
+    if not str(path):
+        return message
+    keys = re.sub(r"`(\w+)`", lambda name: f"'{FILE_NAMES.get(name[1], name[1])}'", message)
+    return f"{path}: {keys}"
+
+
+def of_trained_model(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options stored with a model, with a batch size that `TrainConfig` accepts.
+
+    Version 0.1 accepted batch sizes that are not a multiple of `share`. A trained model does not depend on them.
+
+    Examples
+    --------
+    >>> of_trained_model({"batch_size": 100, "share": 32})
+    {'batch_size': 128, 'share': 32}
+    """
+    values = dict(values)
+    if "batch_size" in values and "share" in values:
+        values["batch_size"] = -(-values["batch_size"] // values["share"]) * values["share"]
+    return values
+
+
+def _batch_problem(batch_size: int, share: int) -> str:
+    below = batch_size // share * share
+    fitting = f"{below} or {below + share}" if below else f"{share}"
+    return f"`batch_size` {batch_size} is not a multiple of `share` {share}: use {fitting}, or `share` 1"

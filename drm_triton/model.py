@@ -1,8 +1,9 @@
 """`DRM`: the recommender. Fit it to a data set, ask it for recommendations, save it and load it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import polars as pl
@@ -11,11 +12,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton import atomic
-from drm_triton.config import TrainConfig
+from drm_triton.config import TrainConfig, check_names, of_trained_model
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
 from drm_triton.kernels.protocol import Backend
+from drm_triton.names import (
+    BackendChoice,
+    CovForm,
+    FitOn,
+    Init,
+    ObjectiveName,
+    Schedule,
+    Score,
+    UserSampling,
+    Weight,
+)
+from drm_triton.options import ALIASES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Evaluation, evaluate, factor_ranker
 from drm_triton.ranking.fold_in import fold_in
@@ -38,18 +51,100 @@ from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each person
 
+P = ParamSpec("P")
+
 
 class NotFittedError(DrmError):
     """The model has no factors yet."""
 
 
+def _explain_keywords(init: Callable[P, None]) -> Callable[P, None]:
+    """Check the keywords of `DRM` before Python does: its error would not say which name works.
+
+    `lambda` is accepted for `lam`, so that `DRM(**config.to_dict())` works.
+    """
+
+    @functools.wraps(init)
+    def checked_init(*args: P.args, **kwargs: P.kwargs) -> None:
+        options = {name: value for name, value in kwargs.items() if name != "config"}
+        config = kwargs.get("config", args[1] if len(args) > 1 else None)
+        try:
+            check_names(options)
+        except InputError as error:
+            raise InputError(f"DRM: {error}") from None
+        if not isinstance(config, TrainConfig | None):
+            raise InputError(f"DRM: `config` must be a TrainConfig, got {config!r}; give options as keywords")
+        if config is not None and options:
+            raise InputError(f"DRM: give a TrainConfig or options as keywords, not both; got {', '.join(options)}")
+        kwargs.update((ALIASES[name], kwargs.pop(name)) for name in list(kwargs) if name in ALIASES)
+        init(*args, **kwargs)
+
+    return checked_init
+
+
 class DRM:
     """Factor model for top-K recommendation, trained on the differentiable ranking metric.
+
+    Give the training options as keywords, or all together as a `TrainConfig`.
 
     Parameters
     ----------
     config : TrainConfig, optional
-    **options : fields of TrainConfig, instead of `config`
+        All options at once, instead of the keywords below.
+    score : {"dot", "l2"}, default "dot"
+        Score of an item for a user: dot product, or negative squared Euclidean distance (l2).
+    factors : int, default 64
+        Length of the user and item vectors, d.
+    init : {"spectral", "normal"}, default "spectral"
+        Initial factors: a spectral embedding of the interactions, or random normal numbers.
+    rho : int, default 1
+        Positive items in a training list: items of its user.
+    eta : int, optional
+        Negative items in a training list: items that its user does not have. Default: 15 rho, at least 45.
+    share : int, default 32
+        Consecutive lists that share one draw of negative items. 1 draws for each list.
+    user_sampling : {"proportional", "uniform"}, default "proportional"
+        How often a user is drawn: in proportion to its interactions, or as often as any other.
+    objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm"}, default "hinge+drm"
+        Terms of the loss.
+    k : int, optional
+        Cut-off K of the relaxed metric. At most `rho` + `eta`. Default: rho.
+    tau : float, default 0.5
+        Temperature of the relaxed sort. Lower is closer to a hard sort.
+    lam : float, default 10.0
+        Weight of the DRM term.
+    weight : {"uniform", "precision", "recall", "ndcg", "ap"}, default "uniform"
+        Weights of the ranks in the relaxed metric.
+    margin : float, default 1.0
+        Margin of the hinge term.
+    cov : float, default 0.0
+        Weight of the covariance regularisation. Needs `score` l2.
+    cov_every : int, default 10
+        Steps between covariance gradients. Each gradient is multiplied by this number.
+    cov_form : {"decorrelate", "printed"}, default "decorrelate"
+        Covariance term: decorrelate the factors, or the formula as printed in the paper.
+    lr : float, default 0.2
+        Learning rate of Adagrad.
+    schedule : {"linear", "constant"}, default "linear"
+        Learning rate over the epochs: a linear decrease to 0, or constant.
+    batch_size : int, default 2048
+        Lists in a step. A multiple of `share`.
+    epochs : int, default 20
+        Passes over the interactions.
+    seed : int, default 0
+        Seed of every random number. The same seed gives the same model, bit by bit.
+    fit_on : {"train", "train+valid", "all"}, default "train"
+        Parts of the data set to train on.
+    backend : {"auto", "cpu", "triton", "reference"}, default "auto"
+        Implementation of the kernels. auto is triton with a GPU and cpu without.
+    threads : int, optional
+        CPU threads. Default: all cores.
+    eval_every : int, default 1
+        Epochs between validations. 0 disables validation.
+    patience : int, default 0
+        Stop after this many validations without improvement. 0 disables early stopping.
+    monitor : str, default "ndcg@10"
+        Validation metric that selects the best epoch and controls `patience`.
 
     Examples
     --------
@@ -58,14 +153,81 @@ class DRM:
     >>> model = DRM(factors=4, epochs=3).fit(data)
     >>> model.recommend(["cy"], k=1)["item"].to_list()
     ['y']
+    >>> model
+    DRM(factors=4, epochs=3)
     """
 
-    def __init__(self, config: TrainConfig | None = None, **options: Any) -> None:
-        if config is not None and options:
-            raise InputError("DRM: give a TrainConfig or its fields as keywords, not both")
-        self.config = config if config is not None else TrainConfig.from_mapping(options)
+    @_explain_keywords
+    def __init__(
+        self,
+        config: TrainConfig | None = None,
+        *,
+        score: Score = "dot",
+        factors: int = 64,
+        init: Init = "spectral",
+        rho: int = 1,
+        eta: int | None = None,
+        share: int = 32,
+        user_sampling: UserSampling = "proportional",
+        objective: ObjectiveName = "hinge+drm",
+        k: int | None = None,
+        tau: float = 0.5,
+        lam: float = 10.0,
+        weight: Weight = "uniform",
+        margin: float = 1.0,
+        cov: float = 0.0,
+        cov_every: int = 10,
+        cov_form: CovForm = "decorrelate",
+        lr: float = 0.2,
+        schedule: Schedule = "linear",
+        batch_size: int = 2048,
+        epochs: int = 20,
+        seed: int = 0,
+        fit_on: FitOn = "train",
+        backend: BackendChoice = "auto",
+        threads: int | None = None,
+        eval_every: int = 1,
+        patience: int = 0,
+        monitor: str = "ndcg@10",
+    ) -> None:
+        self.config = (
+            config
+            if config is not None
+            else TrainConfig(
+                score=score,
+                factors=factors,
+                init=init,
+                rho=rho,
+                eta=eta,
+                share=share,
+                user_sampling=user_sampling,
+                objective=objective,
+                k=k,
+                tau=tau,
+                lam=lam,
+                weight=weight,
+                margin=margin,
+                cov=cov,
+                cov_every=cov_every,
+                cov_form=cov_form,
+                lr=lr,
+                schedule=schedule,
+                batch_size=batch_size,
+                epochs=epochs,
+                seed=seed,
+                fit_on=fit_on,
+                backend=backend,
+                threads=threads,
+                eval_every=eval_every,
+                patience=patience,
+                monitor=monitor,
+            )
+        )
         self._factors: tuple[Tensor, Tensor] | None = None
         self._interactions: Dataset | None = None
+
+    def __repr__(self) -> str:
+        return f"DRM({', '.join(f'{name}={value!r}' for name, value in self.config.changed().items())})"
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -308,7 +470,7 @@ class DRM:
         """Read a saved model, or the best checkpoint of a run."""
         place = checkpoint_directory(path)
         tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
-        model = cls(TrainConfig.from_mapping(metadata["config"], where=f"{place}: "))
+        model = cls(TrainConfig.from_mapping(of_trained_model(metadata["config"]), where=str(place)))
         model._interactions = Dataset.load(place / "data")
         U, V = tensors["user_factors"], tensors["item_factors"]
         sizes = (len(U), len(V)), (model._interactions.n_users, model._interactions.n_items)

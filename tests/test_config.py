@@ -1,15 +1,22 @@
+"""The training configuration: values, files, and what follows from the declaration of an option."""
+
 import dataclasses
+import math
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drm_triton import DRM
-from drm_triton.config import SEEDS, TAU_RANGE, TrainConfig
+from drm_triton.config import OPTIONS, TrainConfig, TrainOptions, of_trained_model
 from drm_triton.errors import InputError
+from drm_triton.options import checked, choices, declaration, options_page
 
 
 @given(
@@ -27,7 +34,7 @@ from drm_triton.errors import InputError
         },
     )
 )
-def test_toml_round_trip(tmp_path_factory: pytest.TempPathFactory, options: dict) -> None:
+def test_toml_round_trip(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> None:
     config = TrainConfig.from_mapping(options)
     path = tmp_path_factory.mktemp("config") / "config.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
@@ -44,63 +51,70 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"facters": 32}, "unknown configuration key 'facters'; did you mean 'factors'"),
-        ({"lamda": 1.0}, "did you mean 'lambda'"),
-        ({"factors": 0}, "factors must be at least 1, got 0"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"share": 0}, "share must be at least 1, got 0"),
-        ({"share": 2**63}, rf"share must be below 2\^31, got {2**63}"),
-        ({"factors": 1.5}, "factors must be int, got 1.5"),
-        ({"factors": True}, "factors must be int, got True"),
-        ({"tau": 0}, "tau must be positive and finite, got 0"),
-        ({"tau": "hot"}, "tau must be float, got 'hot'"),
-        ({"lambda": "much"}, "lambda must be float, got 'much'"),
-        ({"lambda": -1}, "lambda must be finite and at least 0, got -1"),
-        ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
-        ({"lr": 1e300}, r"lr must be positive and finite, got 1e\+300"),  # in float32
-        ({"score": "cosine"}, "score must be one of dot, l2, got 'cosine'"),
-        ({"objective": "drm+hinge"}, "objective must be one of hinge"),
-        ({"rho": 2, "eta": 3, "k": 6}, "k must be at most rho \\+ eta = 5, got 6"),
-        ({"cov": 1.0}, "cov .* goes with score = l2 only"),
-        ({"seed": -1}, "seed must be"),
-        ({"seed": 2**63}, "seed must be below 2\\^63 = 9223372036854775808, got 9223372036854775808"),
-        ({"tau": 1e-33}, r"tau must be from 1e-32 to 1e\+32, got 1e-33"),
-        ({"tau": 1e33}, r"tau must be from 1e-32 to 1e\+32, got 1e\+33"),
-        ({"monitor": "auc@10"}, "monitor must be a metric such as ndcg@10"),
-        ({"monitor": "ndcg"}, "monitor must be a metric such as ndcg@10"),
+        ({"facters": 32}, "unknown option `facters`; did you mean `factors`?"),
+        ({"lamda": 1.0}, "unknown option `lamda`; did you mean `lam`?"),
+        ({"nonsense": 1}, "unknown option `nonsense`; the options are score, factors, init, rho,"),
+        ({"factors": 0}, "`factors` must be at least 1, got 0"),
+        ({"epochs": 0}, "`epochs` must be at least 1, got 0"),
+        ({"share": 0}, "`share` must be at least 1, got 0"),
+        ({"share": 2**63}, f"`share` must be at most 2147483647, got {2**63}"),
+        ({"factors": 1.5}, "`factors` must be int, got 1.5"),
+        ({"factors": True}, "`factors` must be int, got True"),
+        ({"tau": 0}, "`tau` must be at least 1e-32, got 0.0"),
+        ({"tau": "hot"}, "`tau` must be float, got 'hot'"),
+        ({"lambda": "much"}, "`lam` must be float, got 'much'"),
+        ({"lambda": -1}, "`lam` must be at least 0, got -1"),
+        ({"lambda": math.inf}, "`lam` must be finite, got inf"),
+        ({"margin": math.nan}, "`margin` must be finite, got nan"),
+        ({"lr": 0}, "`lr` must be positive, got 0.0"),
+        ({"lr": math.nan}, "`lr` must be finite, got nan"),
+        ({"lr": 1e300}, "`lr` must be at most 3.4e+38, got 1e+300"),  # the kernels compute in float32
+        ({"score": "cosine"}, "`score` must be one of dot, l2, got 'cosine'"),
+        ({"objective": "drm+hinge"}, "`objective` must be one of hinge"),
+        ({"rho": 2, "eta": 3, "k": 6}, "`k` must be at most `rho` + `eta` = 5, got 6"),
+        ({"cov": 1.0}, "`cov` (covariance regularisation) needs `score` l2"),
+        ({"seed": -1}, "`seed` must be at least 0, got -1"),
+        ({"seed": 2**63}, "`seed` must be at most 9223372036854775807, got 9223372036854775808"),
+        ({"tau": 1e-33}, "`tau` must be at least 1e-32, got 1e-33"),
+        ({"tau": 1e33}, "`tau` must be at most 1e+32, got 1e+33"),
+        ({"monitor": "auc@10"}, "`monitor` must be a metric such as ndcg@10"),
+        ({"monitor": "ndcg"}, "`monitor` must be a metric such as ndcg@10"),
+        ({"monitor": "ndcg@1001"}, "cut-off from 1 to 1000), got 'ndcg@1001'"),
+        ({"batch_size": 100}, "`batch_size` 100 is not a multiple of `share` 32: use 96 or 128, or `share` 1"),
+        ({"batch_size": 16}, "`batch_size` 16 is not a multiple of `share` 32: use 32, or `share` 1"),
+        ({"share": 48}, "`batch_size` 2048 is not a multiple of `share` 48: use 2016 or 2064, or `share` 1"),
     ],
 )
-def test_bad_values_name_the_key_and_the_rule(values: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_bad_values_name_the_option_and_the_rule(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
         TrainConfig.from_mapping(values)
 
 
-def test_the_bounds_are_those_of_the_kernels() -> None:
-    from drm_triton.kernels.protocol import ListPlan
-    from drm_triton.names import TAU_RANGE as KERNELS_TAU_RANGE
-
-    assert TAU_RANGE == KERNELS_TAU_RANGE
-    rows = torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32)
-    ListPlan(*rows, 2, 1, 1, seed=SEEDS - 1)
-    with pytest.raises(InputError, match="seed must be an integer from 0 to"):
-        ListPlan(*rows, 2, 1, 1, seed=SEEDS)
+@pytest.mark.parametrize(("batch_size", "share"), [(1, 1), (97, 1), (32, 32), (96, 32), (2000, 1000)])
+def test_a_batch_holds_whole_groups_of_lists(batch_size: int, share: int) -> None:
+    assert TrainConfig(batch_size=batch_size, share=share).batch_size == batch_size
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    given = {
+def test_a_model_of_version_0_1_with_another_batch_size_can_be_loaded() -> None:
+    assert of_trained_model({"batch_size": 16, "share": 32, "rho": 2}) == {"batch_size": 32, "share": 32, "rho": 2}
+    assert of_trained_model({"batch_size": 64, "share": 32}) == {"batch_size": 64, "share": 32}
+
+
+def test_numpy_numbers_are_accepted() -> None:
+    given: dict[str, Any] = {
         "factors": np.int64(8),
         "eta": np.int32(5),
         "seed": np.uint64(3),
         "tau": np.float32(0.5),
         "lam": np.int8(2),
     }
-    plain = {"factors": 8, "eta": 5, "seed": 3, "tau": 0.5, "lam": 2.0}
+    plain: dict[str, Any] = {"factors": 8, "eta": 5, "seed": 3, "tau": 0.5, "lam": 2.0}
     for config in (TrainConfig(**given), TrainConfig.from_mapping(given), DRM(**given).config):
         assert config == TrainConfig(**plain)
         assert {name: type(getattr(config, name)) for name in plain} == {name: type(v) for name, v in plain.items()}
     for wrong in (np.float64(8.0), np.bool_(True), "8", None):
-        with pytest.raises(InputError, match="factors must be int, got"):
-            TrainConfig(factors=wrong)
+        with pytest.raises(InputError, match="`factors` must be int, got"):
+            TrainConfig(factors=wrong)  # type: ignore[arg-type]
 
 
 def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
@@ -111,26 +125,29 @@ def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"c\.toml: not valid TOML"):
         TrainConfig.from_toml(path)
     path.write_text("[model]\nfactors = 3\n")
-    with pytest.raises(InputError, match=r"c\.toml: unknown configuration key 'model'"):
+    with pytest.raises(InputError, match=r"c\.toml: unknown option 'model'"):
         TrainConfig.from_toml(path)
 
 
-def problem(path: Path, flags: dict) -> str:
-    with pytest.raises(InputError) as told:
+def problem(path: Path, flags: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as raised:
         TrainConfig.from_toml(path, flags)
-    return str(told.value)
+    return str(raised.value)
 
 
-def test_an_error_is_blamed_on_the_flag_or_on_the_file(tmp_path: Path) -> None:
+def test_an_error_names_the_flag_or_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("rho = 2\nk = 20\n")
-    assert problem(path, {"factors": 0}) == "factors must be at least 1, got 0"
-    assert problem(path, {"rho": 0}) == "rho must be at least 1, got 0"
-    both = "k must be at most rho + eta = 7, got 20"
+    assert problem(path, {"factors": 0}) == "`factors` must be at least 1, got 0"
+    assert problem(path, {"rho": 0}) == "`rho` must be at least 1, got 0"
+    both = "`k` must be at most `rho` + `eta` = 7, got 20"
     assert problem(path, {"eta": 5}) == f"{path} and the options that override it: {both}"
     path.write_text("factors = 0\ncov = 1\n")
-    assert problem(path, {"lr": 0.1}) == f"{path}: factors must be at least 1, got 0"
-    assert problem(path, {"lr": -0.1, "factors": 4}) == "lr must be positive and finite, got -0.1"
+    assert problem(path, {"lr": 0.1}) == f"{path}: 'factors' must be at least 1, got 0"
+    assert problem(path, {"lr": -0.1, "factors": 4}) == "`lr` must be positive, got -0.1"
+    path.write_text("lambda = -1\n")
+    assert problem(path, {}) == f"{path}: 'lambda' must be at least 0, got -1.0"
+    path.write_text("cov = 1\n")
     assert TrainConfig.from_toml(path, {"factors": 4, "score": "l2"}).cov == 1
 
 
@@ -142,18 +159,37 @@ def test_the_two_names_of_lambda(tmp_path: Path) -> None:
         for flag in ("lam", "lambda"):
             assert TrainConfig.from_toml(path, {flag: 3.0}).lam == 3
     path.write_text("lam = 2\nlambda = 2\n")
-    for flags in ({}, {"lam": 3.0}):
-        assert problem(path, flags) == (
-            f"{path}: both 'lam' and 'lambda' are given, which are one option; leave one out"
-        )
-    with pytest.raises(InputError, match="both 'lam' and 'lambda' are given"):
+    none: dict[str, Any] = {}
+    for flags in (none, {"lam": 3.0}):
+        assert problem(path, flags) == (f"{path}: 'lam' and 'lambda' are the same option; give only one of them")
+    with pytest.raises(InputError, match="'lam' and 'lambda' are the same option"):
         TrainConfig.from_mapping({"lam": 2.0, "lambda": 3.0})
 
 
-def test_every_field_has_a_flag() -> None:
-    import inspect
+@pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda field: str(field.name))
+def test_every_field_is_declared(field: "dataclasses.Field[Any]") -> None:
+    declared = declaration(field)
+    assert re.fullmatch(r"[A-Z].*[.]", declared.help)
+    assert declared.group in ("Model", "Lists", "Loss", "Training")
+    assert bool(declared.unset) == (field.default is None)
+    assert set(re.findall("`(.*?)`", declared.help)) <= set(OPTIONS)
+    assert all(checked(field, value) == value for value in choices(field) or (field.default,))
 
-    from drm_triton.cli.train import train
 
-    flags = set(inspect.signature(train).parameters)
-    assert {field.name for field in dataclasses.fields(TrainConfig)} <= flags
+def test_the_options_as_keywords_are_the_fields() -> None:
+    hints = get_type_hints(TrainOptions)
+    assert hints == {field.name: field.type for field in dataclasses.fields(TrainConfig)}
+    assert not TrainOptions.__required_keys__
+
+
+def test_docs_list_the_options() -> None:
+    page = Path(__file__).parents[1] / "docs" / "options.md"
+    assert page.read_text("utf-8") == options_page(), "run: python -m drm_triton.options > docs/options.md"
+    for field in dataclasses.fields(TrainConfig):
+        assert f"| `{field.name}`" in options_page()
+
+
+def test_configuration_needs_no_torch() -> None:
+    code = "import sys, drm_triton.config; print([m for m in ('torch', 'numpy', 'polars') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -11,7 +11,7 @@ With X the factors stacked, T = M + N rows, m their mean and C = (X - m)^T (X - 
 import torch
 from torch import Tensor
 
-from drm_triton.config import CovForm
+from drm_triton.names import CovForm
 from drm_triton.training.initialize import one_thread
 
 

@@ -115,10 +115,10 @@ def test_debug_shows_the_traceback_wherever_it_stands(line: str) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (KeyError("no such key"), "error: KeyError: 'no such key' (unforeseen; --debug shows where it arose)\n"),
+        (KeyError("no such key"), "error: KeyError: 'no such key' (unexpected; --debug shows the traceback)\n"),
         (PermissionError(13, "Permission denied", "a/file"), "error: a/file: Permission denied\n"),
         (MemoryError(), "error: not enough memory: try smaller data or fewer factors\n"),
-        (ImportError("libtorch.so"), "error: ImportError: libtorch.so (`drm-triton doctor` examines the "),
+        (ImportError("libtorch.so"), "error: ImportError: libtorch.so (`drm-triton doctor` checks the "),
     ],
 )
 def test_what_nobody_foresaw_is_a_paragraph_too(

@@ -93,14 +93,14 @@ def test_when_every_trial_fails(stored: Path, tmp_path: Path) -> None:
     [
         ([], "--dataset is missing"),
         (["-d", "nowhere"], "no data set at nowhere"),
-        (["-d", "{data}", "--metric", "auc"], "must be a metric such as ndcg@10"),
-        (["-d", "{data}", "--tau", "0"], "tau must be positive and finite, got 0"),
+        (["-d", "{data}", "--metric", "auc"], "--metric must be a metric such as ndcg@10"),
+        (["-d", "{data}", "--tau", "0"], "--tau must be at least 1e-32, got 0.0"),
         (["-d", "{data}", "--seconds", "-1"], "--seconds must be at least 0, got -1"),
         (["-d", "{data}", "--seconds", "nan"], "--seconds must be at least 0, got nan"),
         (["-d", "{data}", "--study", "{data}"], "exists and is not a study"),
         (["-d", "{data}", "--space", "missing.toml"], "missing.toml: no such configuration file"),
-        (["-d", "{data}", "--space", "bad.toml"], "bad.toml: unknown configuration key 'facters'; did you mean"),
-        (["-d", "{data}", "--config", "bad.toml"], "bad.toml: unknown configuration key 'facters'; did you mean"),
+        (["-d", "{data}", "--space", "bad.toml"], "bad.toml: unknown option 'facters'; did you mean 'factors'?"),
+        (["-d", "{data}", "--config", "bad.toml"], "bad.toml: unknown option 'facters'; did you mean 'factors'?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -44,7 +44,7 @@ def factors_of(model: DRM) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("init", ["spectral", "normal"])
 def test_checkerboard_recommends_the_held_out_item_first(score: str, init: str) -> None:
     data = checkerboard(40)
-    model = DRM(score=score, init=init, factors=16, epochs=30, batch_size=16).fit(data)
+    model = DRM(score=score, init=init, factors=16, epochs=30, batch_size=16, share=16).fit(data)
     best = model.recommend(k=2)
     first = best.filter(pl.col("rank") == 1).sort("user")
     assert first["item"].to_list() == list(range(40))
@@ -68,8 +68,8 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
         {"score": "l2", "cov": 1.0},
         {"user_sampling": "uniform", "init": "normal"},
         {"share": 1},
-        {"share": 5, "batch_size": 97},
-        {"share": 1000, "batch_size": 64},
+        {"share": 5, "batch_size": 95},
+        {"share": 1000, "batch_size": 1000},
     ],
 )
 def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: dict) -> None:
@@ -159,7 +159,7 @@ def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
 
 def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) -> None:
     """One step by hand in float64: gradients at the old factors, one Adagrad step a row, projection by max(1, norm)."""
-    config = TrainConfig(factors=5, batch_size=3, init="normal", lr=0.5, threads=1)
+    config = TrainConfig(factors=5, batch_size=3, share=1, init="normal", lr=0.5, threads=1)
     ops, reference = get_backend("cpu"), get_backend("reference")
     fit = interactions_to_fit(data, config)
     state = initial_state(config, fit, torch.device("cpu"))

@@ -141,7 +141,7 @@ def train_command(*options: object) -> list[str]:
 
 
 def test_killed_at_random_moments_and_resumed_equals_uninterrupted(stored: Path, data: Dataset, tmp_path: Path) -> None:
-    options = {**OPTIONS, "epochs": 40, "batch_size": 16}
+    options = {**OPTIONS, "epochs": 40, "batch_size": 16, "share": 16}
     DRM(**options).fit(data, run=tmp_path / "whole")
     run, kills = tmp_path / "run", 0
     flags = [flag for name, value in options.items() for flag in (f"--{name.replace('_', '-')}", value)]

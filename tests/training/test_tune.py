@@ -179,18 +179,20 @@ def test_a_space_with_options_that_need_each_other(data: Dataset, tmp_path: Path
 @pytest.mark.parametrize(
     ("space", "fixed", "message"),
     [
-        ({"facters": [8]}, {}, "unknown configuration key 'facters'; did you mean 'factors'?"),
-        ({"lr": [0.1, 0.0]}, {}, "lr must be positive and finite, got 0.0"),
-        ({"factors": [8, "many"]}, {}, "factors must be int, got 'many'"),
-        ({"factors": 8}, {}, "a space gives each option a list of values; factors is 8"),
+        ({"facters": [8]}, {}, "unknown option `facters`; did you mean `factors`?"),
+        ({"lr": [0.1, 0.0]}, {}, "`lr` must be positive, got 0.0"),
+        ({"factors": [8, "many"]}, {}, "`factors` must be int, got 'many'"),
+        ({"factors": 8}, {}, "a space gives each option a list of values; `factors` is 8"),
         ({"factors": []}, {}, "a space gives each option a list of values"),
-        ({"seed": [1, 2]}, {}, "seed cannot be searched"),
+        ({"seed": [1, 2]}, {}, "`seed` cannot be searched"),
         ({"lr": [0.1]}, {"lr": 0.2}, "nothing is left to search"),
         ({}, {}, "nothing is left to search"),
-        ({"epochs": [0, 1]}, {}, "epochs must be at least 1"),
-        (None, {"fit_on": "all"}, "judged on valid, not fit on all"),
+        ({"epochs": [0, 1]}, {}, "`epochs` must be at least 1"),
+        (None, {"fit_on": "all"}, "`fit_on` must be train, got all"),
         (None, {"monitor": "auc@10"}, "must be a metric such as ndcg@10"),
-        (None, {"facters": 8}, "did you mean 'factors'?"),
+        (None, {"facters": 8}, "did you mean `factors`?"),
+        (None, {"lambda_": 8}, "unknown option `lambda_`; did you mean `lam`?"),
+        (None, {"batch_size": 100}, "`batch_size` 100 is not a multiple of `share` 32"),
     ],
 )
 def test_refusals(data: Dataset, tmp_path: Path, space: Any, fixed: dict[str, Any], message: str) -> None:

@@ -1,0 +1,65 @@
+"""Names of options in messages: the library writes Python names in backticks, the command line prints flags.
+
+`main` selects the command that runs, and errors and warnings are translated where they are printed. No other code has
+to know whether the library was called from Python or from the command line.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+NAME = re.compile(r"`([A-Za-z_]\w*)(?:=([^`]*))?`")  # `min_rating`, or with a value: `unknown="skip"`
+
+_flags: dict[str, str] = {}  # Python name -> flag, for the command that runs
+
+
+def select_command(root: Any, arguments: Iterable[str]) -> None:
+    """Translate messages for the command that `arguments` call.
+
+    Parameters
+    ----------
+    root : the Click group of all commands
+    arguments : the words of the command line
+    """
+    command = root
+    for word in arguments:
+        if not hasattr(command, "commands"):
+            break
+        command = command.commands.get(word, command)
+    _flags.clear()
+    _flags.update((parameter.name, _spelling(parameter)) for parameter in command.params)
+
+
+def _spelling(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    return str(next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0]))
+
+
+def in_flags(message: object, flags: Mapping[str, str] = _flags) -> str:
+    """Replace Python names in backticks by flags. Names that are not parameters of the command stay as they are.
+
+    Examples
+    --------
+    >>> in_flags("`lam` must be at least 0; try `score=l2`, or `doctor`", {"lam": "--lambda", "score": "--score"})
+    '--lambda must be at least 0; try --score l2, or `doctor`'
+    """
+
+    def flag(found: "re.Match[str]") -> str:
+        name, value = found.groups()
+        if name not in flags:
+            return found[0]
+        return flags[name] if value in (None, "True") else f"{flags[name]} {value.strip(chr(34) + chr(39))}"
+
+    return NAME.sub(flag, str(message))
+
+
+def print_error(message: object) -> None:
+    """Print an error as one paragraph on stderr."""
+    print(f"error: {in_flags(message)}", file=sys.stderr)
+
+
+def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one paragraph on stderr. The signature is that of `warnings.showwarning`."""
+    print(f"warning: {in_flags(message)}", file=sys.stderr)

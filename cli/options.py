@@ -1,0 +1,81 @@
+"""Command-line options of `train` and `tune`, generated from the fields of `TrainConfig`."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from drm_triton.cli.messages import in_flags
+from drm_triton.config import OPTIONS, TrainConfig
+from drm_triton.options import FILE_NAMES, choices, declaration, default_text
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+FLAGS = {name: f"--{FILE_NAMES.get(name, name).replace('_', '-')}" for name in OPTIONS}
+
+
+def option(help: str, panel: str, *names: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """Make an option without a default: None means that it was not given."""
+    shown = help.replace("[", r"\[")  # Rich would take brackets for markup
+    return typer.Option(*names, help=shown, rich_help_panel=panel, show_default=False, autocompletion=complete)
+
+
+def config_options(*names: str, panel: str | None = None, show_defaults: bool = True) -> Callable[[Command], Command]:
+    """Add options for fields of `TrainConfig` to a command that takes `**options`.
+
+    Typer builds a command from the signature of a function, so this decorator extends the signature. Typer then passes
+    the options by name, and the function receives them in `options`; those not given are None.
+
+    Parameters
+    ----------
+    *names : fields; all of them if none is given
+    panel : heading in `--help`; None for the group of each option
+    show_defaults : show the defaults in `--help`
+    """
+
+    def extended(command: Command) -> Command:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        added = [_parameter(FIELDS[name], panel, show_defaults) for name in names or OPTIONS]
+        command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        return command
+
+    return extended
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _parameter(field: "dataclasses.Field[Any]", panel: str | None, show_default: bool) -> inspect.Parameter:
+    values = choices(field)
+    kind: Any = str if values else field.type
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    made = option(
+        _help(field, show_default),
+        panel or declaration(field).group,
+        FLAGS[field.name],
+        complete=complete if values else None,
+    )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, made]
+    )
+
+
+def _help(field: "dataclasses.Field[Any]", show_default: bool) -> str:
+    declared, values = declaration(field), choices(field)
+    sentences = [in_flags(declared.help, FLAGS)]
+    if values:
+        sentences.append(f"One of {', '.join(values)}.")
+    if declared.paper:
+        sentences.append(f"Paper: {declared.paper_text}.")
+    if show_default:
+        sentences.append(f"[{default_text(field)}]")
+    return " ".join(sentences)
