@@ -182,8 +182,8 @@ def test_the_options_as_keywords_are_the_fields() -> None:
     assert not TrainOptions.__required_keys__
 
 
-def test_docs_list_the_options() -> None:
-    page = Path(__file__).parents[1] / "docs" / "options.md"
+def test_docs_list_the_options(repository: Path) -> None:
+    page = repository / "docs" / "options.md"
     assert page.read_text("utf-8") == options_page(), "run: python -m drm_triton.options > docs/options.md"
     for field in dataclasses.fields(TrainConfig):
         assert f"| `{field.name}`" in options_page()

@@ -234,7 +234,7 @@ def test_where_the_metrics_of_users_go_is_checked_before_ranking(
     monkeypatch.setattr("drm_triton.model.DRM.load", lambda path: pytest.fail("came as far as the model"))
     code, _, errors = call("evaluate", run, "--per-user", tmp_path)
     assert code == 2
-    assert f"--per-user {tmp_path} is a folder" in errors
+    assert f"cannot write {tmp_path}: it is a directory; give another --per-user" in errors
 
 
 def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:
