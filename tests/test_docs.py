@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import doctest
 import importlib.util
 import io
 import json
@@ -12,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -362,6 +364,15 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     for file in (tmp_path / "site").rglob("*.html"):
         fetched = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?://[^\s\">]+)", file.read_text("utf-8"))
         assert not fetched, f"{file.name} loads {fetched} from the network"
+
+
+def test_docstrings_are_read_with_their_descriptions() -> None:
+    pytest.importorskip("griffe", reason="the API reference needs Griffe: pip install 'drm-triton[docs]'")
+    module = types.ModuleType("docstrings", None)
+    exec(compile((ROOT / "docs" / "docstrings.py").read_text("utf-8"), "docs/docstrings.py", "exec"), module.__dict__)
+    assert doctest.testmod(module).failed == 0
+    text = module.rewritten("Returns\n-------\nitems : int32 [m, k]\nscores : [m, k]\n    best first\n")
+    assert text == "Returns\n-------\nitems :\n    int32 [m, k]\nscores :\n    [m, k] best first\n\n"
 
 
 def test_the_citation_file_has_the_version_and_the_references() -> None:
