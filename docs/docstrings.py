@@ -1,8 +1,8 @@
 """Griffe extension: read this project's docstrings for the API reference.
 
-The docstrings write `name : description`, because the signature already has the type. NumPy's convention reads the text
-after the colon as a type. This extension moves it to the description, so that the reference shows the type of the
-signature and then the text.
+Many docstrings write `name : description`, because the signature already has the type. NumPy's convention reads the text
+after the colon as a type. This extension moves it to the description unless it is a type. The reference then shows the
+type of the signature, and the text.
 """
 
 import re
@@ -12,6 +12,8 @@ import griffe
 
 SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*) : (.+)$", re.MULTILINE)
+# What NumPy's convention puts after the colon: `int, default 64`, `{"dot", "l2"}`, `Dataset`.
+TYPE = re.compile(r"(\{.*\}|[\w.]+(\[.*\])?( \| [\w.]+(\[.*\])?)*)(, (optional|default\b.*))?")
 
 
 class DescriptionsFirst(griffe.Extension):
@@ -44,7 +46,7 @@ def rewritten(docstring: str) -> str:
 
 
 def _entry(match: re.Match[str]) -> str:
-    return f"{match[1]}\n    {match[2]}"
+    return match[0] if TYPE.fullmatch(match[2]) else f"{match[1]}\n    {match[2]}"
 
 
 def _returns(body: str) -> str:

@@ -160,7 +160,7 @@ These are the options of a training. Give them to `DRM` as keywords, to `drm-tri
 TOML file for `--config`. The names are the same everywhere; a flag has hyphens, as in `--batch-size`. There is one
 exception. `lambda` is a Python keyword, so the option is called `lam` in Python.
 
-"The paper" shows the values that [the paper](https://arxiv.org/abs/2008.13141) uses or searches.
+The column "paper" shows the values that [the paper](https://arxiv.org/abs/2008.13141) uses or searches.
 [defaults.md](defaults.md) explains the defaults, and [objective.md](objective.md) the loss.
 """
 
@@ -180,7 +180,7 @@ def options_table(config: "type[TrainConfig]") -> str:
     tables = []
     for group, fields in groups.items():
         rows = [_row(field) for field in fields]
-        header = "| option | default | values | the paper | meaning |\n|---|---|---|---|---|\n"
+        header = "| option | default | values | paper | meaning |\n|---|---|---|---|---|\n"
         tables.append(f"## {group}\n\n{header}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
     return "\n".join(tables)
 
@@ -190,7 +190,8 @@ def _row(field: "dataclasses.Field[Any]") -> list[str]:
     alias = FILE_NAMES.get(field.name)
     name = f"`{field.name}`" + (f" (`{alias}`)" if alias else "")
     default = declared.unset if field.default is None else f"`{field.default}`"
-    return [name, default, values_text(field), declared.paper_text, declared.help]
+    help = declared.help.replace("the paper", "[the paper](https://arxiv.org/abs/2008.13141)")
+    return [name, default, values_text(field), declared.paper_text, help]
 
 
 def values_text(field: "dataclasses.Field[Any]") -> str:
