@@ -1,8 +1,8 @@
 """Griffe extension: read this project's docstrings for the API reference.
 
-Many docstrings write `name : description`, because the signature already has the type. NumPy's convention reads the text
-after the colon as a type. This extension moves it to the description unless it is a type. The reference then shows the
-type of the signature, and the text.
+Many docstrings write `name : description`, because the signature already has the type. NumPy's convention reads the
+text after the colon as a type. This extension moves it to the description unless it is a type. The reference then shows
+the type of the signature, and the text.
 """
 
 import re
