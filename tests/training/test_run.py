@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import random
 import resource
 import shutil
 import signal
@@ -22,6 +21,7 @@ from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.training.checkpoint import FILE, read_tensors
 from drm_triton.training.run import Run, read_metrics
+from tests.conftest import HANG, run_python
 
 OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 64, "init": "normal"}
 
@@ -136,40 +136,59 @@ def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset,
     assert_same_run(run, whole)
 
 
-def train_command(*options: object) -> list[str]:
-    return [sys.executable, "-m", "drm_triton", "train", *map(str, options)]
+# Resumes copies of a run in children that kill themselves, each at another moment, and then to the end.
+KILLS = """
+import json, os, shutil, signal, sys
+from drm_triton import DRM, Dataset
+
+stored, begun, place = sys.argv[1:4]
+options, moments = map(json.loads, sys.argv[4:])
 
 
-def test_killed_at_random_moments_and_resumed_equals_uninterrupted(stored: Path, data: Dataset, tmp_path: Path) -> None:
-    options = {**OPTIONS, "epochs": 40, "batch_size": 16, "share": 16}
-    DRM(**options).fit(data, run=tmp_path / "whole")
-    run, kills = tmp_path / "run", 0
-    flags = [flag for name, value in options.items() for flag in (f"--{name.replace('_', '-')}", value)]
-    moments = random.Random(0)
-    for _ in range(5):
-        resume = (run / "config.toml").exists()
-        command = train_command("--resume", run) if resume else train_command("-d", stored, "--run", run, *flags)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        # Wait until it trains, which its files show, and strike at any point of an epoch or of a save.
-        before = saved_at(run)
-        while process.poll() is None and saved_at(run) == before:
-            time.sleep(0.001)
-        time.sleep(moments.uniform(0, 0.3))
-        kills += process.poll() is None
-        process.kill()
-        _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors
-    subprocess.run(train_command("--resume", run), check=True, capture_output=True)
-    assert kills > 0
-    assert_same_run(run, tmp_path / "whole")
+def resume(run, moment=None):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    events = 0  # batches, and changes of files after the first batch
+
+    def count(batch=False):
+        nonlocal events
+        events += batch or events > 0
+        if events == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(function):
+        def call(*args, **keywords):
+            count()
+            return function(*args, **keywords)
+
+        return call
+
+    for name in ("fsync", "rename", "replace", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+    DRM(**options).fit(Dataset.load(stored), run=run, resume=True, on_batch=lambda *_: count(batch=True))
+    os._exit(0)
 
 
-def saved_at(run: Path) -> int:
-    """When the run was last saved, 0 if never."""
-    try:
-        return (run / "last" / FILE).stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+for moment in moments:
+    run = shutil.copytree(begun, f"{place}/{moment}")
+    print(resume(run, moment), resume(run))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_any_moment_and_resumed_equals_uninterrupted(
+    stored: Path, data: Dataset, whole: Path, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    batches = []
+    DRM(**OPTIONS).fit(data, [lambda end: True], run=begun, on_batch=lambda state, n_lists: batches.append(state.step))
+    # Early and late in an epoch, and before every change of files in the save at its end.
+    moments = [1, len(batches) // 2, *range(len(batches), len(batches) + 13)]
+    done = run_python("-c", KILLS, stored, begun, tmp_path, json.dumps(OPTIONS), json.dumps(moments))
+    assert done.stdout.splitlines() == [f"{-signal.SIGKILL} 0"] * len(moments), done.stderr
+    for moment in moments:
+        assert_same_run(tmp_path / str(moment), whole)
 
 
 def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
@@ -220,12 +239,13 @@ def test_a_finished_run_gets_whole_files_by_resuming(data: Dataset, whole: Path,
 @pytest.mark.parametrize("how", [[], ["--quiet"], ["--json"]])
 def test_ctrl_c_saves_and_says_how_to_resume(how: list[str], stored: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = train_command("-d", stored, "--run", run, "--epochs", 100_000, *how)
+    arguments = ["-d", stored, "--run", run, "--epochs", 100_000, *how]
+    command = [sys.executable, "-m", "drm_triton", "train", *map(str, arguments)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while not (run / "last" / FILE).exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=HANG)
     assert process.returncode == 0, errors
     assert f"drm-triton train --resume {run}" in errors
     assert not how or errors.count("\n") == 1
