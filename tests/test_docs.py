@@ -28,17 +28,17 @@ import typer
 from drm_triton import DRM, Dataset, __version__
 from drm_triton.cli import app
 from drm_triton.data.prepare.synthetic import Shape, generate
-from tests.conftest import call
+from tests.conftest import call, repository_root
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = repository_root()
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = {
-    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in [*(ROOT / name for name in TOP_PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 }
 LINKED = {**PAGES, "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text("utf-8")}  # old entries may name what is gone
