@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers of pytest-xdist occupy all cores. Idle OpenMP threads spin and would take them from other workers.
@@ -26,6 +27,10 @@ SHARED = ROOT.parent / "shared" / "data"
 
 # Seconds after which a process counts as hanging. No test expects a process to be faster than that.
 HANG = 600
+
+# Hypothesis measures the time of each example. A busy machine must not fail a test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 if not torch.cuda.is_available():
     # Without a GPU, Triton kernels run in the interpreter. Triton reads the variable when it decorates a kernel.
