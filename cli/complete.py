@@ -1,4 +1,4 @@
-"""What the shell offers after Tab, and the arguments that several commands share."""
+"""Shell completion, and the arguments that several commands have in common."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 
 def datasets(incomplete: str) -> list[str]:
-    """Names of prepared data sets under the data directory."""
+    """Return the names of prepared data sets under the data directory."""
     from drm_triton.data import data_dir
 
     names = sorted(place.parent.name for place in data_dir().glob("*/meta.json"))
@@ -15,13 +15,13 @@ def datasets(incomplete: str) -> list[str]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run directories under runs/; for what lies elsewhere the shell completes paths itself."""
+    """Return the run directories under runs/. The shell completes other paths itself."""
     places = sorted(str(place.parent) for place in Path("runs").glob("*/config.toml"))
     return [place for place in places if place.startswith(incomplete)]
 
 
 def sources(incomplete: str) -> list[tuple[str, str]]:
-    """Sources of `prepare`, with what they are."""
+    """Return the sources of `prepare` with their descriptions."""
     from drm_triton.data.prepare.sources import SOURCES
 
     return [(name, source.summary) for name, source in SOURCES.items() if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`drm-triton train`: fit a model to a prepared data set."""
+"""`drm-triton train`: train a model on a prepared data set."""
 
 import json
 import shlex
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from drm_triton.cli import complete
 from drm_triton.cli.messages import in_flags
 from drm_triton.cli.options import config_options, given, option
+from drm_triton.names import SPLIT_PARTS
 
 if TYPE_CHECKING:
     from drm_triton.config import TrainConfig
@@ -36,13 +37,14 @@ def train(
             complete=complete.datasets,
         ),
     ] = None,
-    run: Annotated[Path | None, option("Run directory [runs/<dataset>-<time>].", FILES)] = None,
-    config: Annotated[Path | None, option("TOML file of options; flags override it.", FILES)] = None,
-    resume: Annotated[Path | None, option("Take up a run where it stopped.", FILES, complete=complete.runs)] = None,
+    run: Annotated[Path | None, option("Run directory. [runs/<dataset>-<time>]", FILES)] = None,
+    config: Annotated[Path | None, option("TOML file with options. Flags override it.", FILES)] = None,
+    resume: Annotated[Path | None, option("Run directory to continue.", FILES, complete=complete.runs)] = None,
     dry_run: Annotated[
-        bool, option("Print configuration, memory estimate and data, and stop.", FILES, "--dry-run")
+        bool,
+        option("Print the configuration, the memory estimate and the sizes of the data, and exit.", FILES, "--dry-run"),
     ] = False,
-    quiet: Annotated[bool, option("No progress.", FILES, "--quiet", "-q")] = False,
+    quiet: Annotated[bool, option("Print no progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
     **options: Any,
 ) -> None:
@@ -60,21 +62,20 @@ def train(
     from drm_triton.progress import Reporter
     from drm_triton.training.run import best_record, read_metrics
 
-    data, settings, place = _resolved(dataset, run, config, resume, given(options))
+    data, settings, place = _resolve(dataset, run, config, resume, given(options))
     if dry_run:
         _print_plan(data, settings, as_json)
         return
-    model = DRM(settings)
     reporter = Reporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {in_flags(message)}")
-        model.fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
-    records = read_metrics(place)  # of all epochs, where this was a resumed run
+        DRM(settings).fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
+    records = read_metrics(place)  # of all epochs, also those before a resume
     best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
-    if display.interrupted:  # told in any case: without it the work done would seem lost
+    if display.interrupted:  # printed even if quiet: otherwise the work would seem lost
         again = shlex.join(["drm-triton", "train", "--resume", str(place)])
-        print(f"stopped; take it up again with: {again}", file=sys.stderr)
+        print(f"stopped; continue with: {again}", file=sys.stderr)
     if as_json:
         epochs = records[-1]["epoch"] if records else 0
         print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": display.interrupted, **best}))
@@ -86,10 +87,10 @@ def train(
 HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 
 
-def _resolved(
+def _resolve(
     dataset: str | None, run: Path | None, config: Path | None, resume: Path | None, options: dict[str, Any]
 ) -> "tuple[Dataset, TrainConfig, Path]":
-    """Data set, configuration and run directory that the options name together."""
+    """Return the data set, the configuration and the run directory."""
     from drm_triton.config import TrainConfig
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
@@ -98,14 +99,12 @@ def _resolved(
 
     if resume is not None:
         if run is not None or config is not None:
-            raise InputError(
-                "--resume takes its directory and configuration from the run; leave out --run and --config"
-            )
+            raise InputError("`resume` uses the directory and configuration of the run; leave out `run` and `config`")
         settings = TrainConfig.from_toml(existing(resume) / "config.toml", options)
         check_resumable(resume, settings.schedule, list(options))
         return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
     if dataset is None:
-        raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
+        raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
     settings = TrainConfig.from_toml(config, options) if config else TrainConfig.from_mapping(options)
     path = find_dataset(dataset)
     data = Dataset.load(path)
@@ -117,7 +116,7 @@ def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None
 
     settings = settings.resolved()
     memory = memory_estimate(data, settings)
-    sizes = {name: getattr(data, name).nnz for name in ("train", "valid", "test")}
+    sizes = {part: getattr(data, part).nnz for part in SPLIT_PARTS}
     statistics = {"users": data.n_users, "items": data.n_items, **sizes}
     if as_json:
         print(json.dumps({"config": settings.to_dict(), "memory_bytes": memory, "data": statistics}))
@@ -132,7 +131,7 @@ def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None
 
 
 class Display:
-    """Progress of a training: a bar for the epoch under way, a line for each that is done."""
+    """Progress of a training: a bar for the current epoch, and a line for each finished epoch."""
 
     def __init__(self, reporter: Any, settings: "TrainConfig", header: str) -> None:
         self.reporter, self.settings, self.header = reporter, settings, header
@@ -140,7 +139,7 @@ class Display:
         self._step: Any = None
 
     def batch_end(self, state: "State", n_lists: int) -> bool:
-        """Move the bar; True if the user has asked to stop."""
+        """Advance the bar. Return True if the user has pressed Ctrl-C."""
         if self.header:
             self.reporter.line(self.header)
             self.header = ""
@@ -153,12 +152,12 @@ class Display:
         return self.interrupted
 
     def epoch_end(self, end: "EpochEnd") -> bool:
-        """Print the epoch's line."""
+        """Print the line of the epoch."""
         record = end.record
         parts = [f"loss {record['loss']:.4f}", f"{record['lists_per_second']:,.0f} lists/s"]
         left = (self.settings.epochs - record["epoch"]) * record["seconds"]
         if left:
-            parts.append(f"{left:.0f} s to go")
+            parts.append(f"{left:.0f} s left")
         name = f"valid/{self.settings.monitor}"
         if name in record:
             parts.append(f"{name} {record[name]:.4f}")
@@ -171,13 +170,13 @@ class Display:
 
 @contextmanager
 def stop_on_interrupt(display: Display) -> Iterator[None]:
-    """Let the first Ctrl-C end the training after the batch under way; a second one ends it at once."""
+    """Stop the training after the current batch at the first Ctrl-C, and immediately at the second."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         if display.interrupted:
             raise KeyboardInterrupt
         display.interrupted = True
-        display.reporter.line("stopping after this batch (Ctrl-C again to stop at once)")
+        display.reporter.line("stopping after this batch (press Ctrl-C again to stop immediately)")
 
     before = signal.signal(signal.SIGINT, stop)
     try:

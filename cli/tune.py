@@ -1,4 +1,4 @@
-"""`drm-triton tune`: search the options of a training for a data set."""
+"""`drm-triton tune`: search the training options for a data set."""
 
 import json
 import shlex
@@ -11,12 +11,14 @@ import typer
 from drm_triton.cli import complete
 from drm_triton.cli.options import config_options, given, option
 from drm_triton.cli.train import FILES
+from drm_triton.config import TrainConfig
 
 if TYPE_CHECKING:
     from drm_triton.training.tune import Study
 
-SEARCH, FIXED = "Search", "Fixed, so not searched"
-SEARCHED = ("score", "factors", "eta", "tau", "lam", "margin", "lr", "epochs")  # unless they are given
+SEARCH, FIXED = "Search", "Fixed options, not searched"
+# The options of `SPACE` in drm_triton.training.tune, whose import would load torch. They are searched unless given.
+SEARCHED = ("score", "factors", "eta", "tau", "lam", "margin", "lr", "epochs")
 
 
 @config_options("backend", "threads", panel=FIXED)
@@ -32,27 +34,32 @@ def tune(
             complete=complete.datasets,
         ),
     ] = None,
-    study: Annotated[Path | None, option("Directory of the study [studies/<dataset>].", FILES)] = None,
-    config: Annotated[Path | None, option("TOML file of options to fix; flags override it.", FILES)] = None,
-    quiet: Annotated[bool, option("No progress.", FILES, "--quiet", "-q")] = False,
+    study: Annotated[Path | None, option("Directory of the study. [studies/<dataset>]", FILES)] = None,
+    config: Annotated[Path | None, option("TOML file with options to fix. Flags override it.", FILES)] = None,
+    quiet: Annotated[bool, option("Print no progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
     trials: Annotated[
-        int, typer.Option(min=1, help="Trials in all, finished ones included.", rich_help_panel=SEARCH)
+        int, typer.Option(min=1, help="Total number of trials, with finished trials included.", rich_help_panel=SEARCH)
     ] = 20,
-    seconds: Annotated[float | None, option("Start no trial after so many seconds.", SEARCH)] = None,
-    monitor: Annotated[str | None, option("Validation metric to maximise [ndcg@10].", SEARCH, "--metric")] = None,
-    seed: Annotated[int | None, option("Of the draws and of every training [0].", SEARCH)] = None,
+    seconds: Annotated[float | None, option("Start no trial after this number of seconds.", SEARCH)] = None,
+    monitor: Annotated[
+        str | None, option(f"Validation metric to maximise. [{TrainConfig.monitor}]", SEARCH, "--metric")
+    ] = None,
+    seed: Annotated[
+        int | None, option(f"Seed of the random points and of every training. [{TrainConfig.seed}]", SEARCH)
+    ] = None,
     space: Annotated[
-        Path | None, option("TOML file instead of the default space: option = list of values.", SEARCH)
+        Path | None, option("TOML file with another search space: option = list of values.", SEARCH)
     ] = None,
     **options: Any,
 ) -> None:
-    """Search the training options for a data set, by random trials.
+    """Search the training options for a data set with random trials.
 
-    Each trial is trained on train and judged on validation; trial 0 is the
-    defaults. What is given here or in --config is fixed, and the rest of the
-    space is searched. Every finished trial is kept in the study directory: the
-    same command again goes on from there, and its best.toml is ready to train.
+    Each trial is trained on the training part and evaluated on the validation
+    part. Trial 0 uses the defaults. Options given here or in --config are
+    fixed, and the rest of the search space is searched. Every finished trial is
+    stored in the study directory. Run the same command again to continue.
+    best.toml holds the configuration of the best trial.
 
     Examples:
 
@@ -62,22 +69,19 @@ def tune(
 
       drm-triton train -d melon --config studies/melon/best.toml
     """
-    from drm_triton.config import TrainConfig, overridden, read_toml
+    from drm_triton.config import overridden, read_toml
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
     from drm_triton.errors import DrmError, InputError
-    from drm_triton.model import DRM
     from drm_triton.progress import Reporter
-    from drm_triton.training.preflight import warm_up
-    from drm_triton.training.tune import SPACE, Study, checked_space
+    from drm_triton.training.tune import SPACE, Study, check_seconds, checked_space
 
     if dataset is None:
-        raise InputError("--dataset is missing: give the name or path of a prepared data set (drm-triton prepare)")
-    if seconds is not None and not seconds >= 0:  # nor not a number
-        raise InputError(f"--seconds must be at least 0, got {seconds:g}")
+        raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
+    check_seconds(seconds)
     flags = given({"monitor": monitor, "seed": seed, **options})
     if config is None:
-        TrainConfig.from_mapping(flags)  # before the space, which would be blamed for an error of theirs
+        TrainConfig.from_mapping(flags)  # here, so that an error of a flag does not name the file of the space
         fixed = flags
     else:
         TrainConfig.from_toml(config, flags)
@@ -89,19 +93,13 @@ def tune(
 
     reporter = Reporter(quiet=quiet or as_json)
     reporter.line(f"{data!r}; study directory {found.path}")
-    reporter.line(f"{trials} trials ({len(found.records)} done), trained on train, to maximise {found.metric} over")
+    reporter.line(f"{trials} trials ({len(found.records)} finished), trained on train, to maximise {found.metric} over")
     for name, values in found.space.items():
         reporter.line(f"  {name}: {', '.join(map(str, values))}")
     interrupted = False
     try:
-        with reporter.step("load the kernels (compiled at first use)"):
-            warm_up(TrainConfig(), *DRM(found.base).backend())  # the defaults, for the trials' own may diverge
-        for number, options in found.remaining(trials, seconds):
-            title = f"trial {number} ({number + 1}/{trials})"
-            with reporter.step(title, found.config(options).epochs, "epochs") as step:
-                record = found.attempt(number, options, step.advance)
-                step.note(_told(record, found))
-    except KeyboardInterrupt:  # the trial under way is given up, and the finished ones are on disk
+        found.run(trials, seconds, reporter)
+    except KeyboardInterrupt:  # the current trial is lost; the finished trials are on disk
         interrupted = True
     left = next(found.remaining(trials), None) is not None
     if not left and found.best is None:
@@ -117,26 +115,16 @@ def tune(
         return
     if found.best is not None:
         _print_best(found)
-        print(f"\ntrain it on all but test with:\n  {shlex.join(train)}")
+        print(f"\nTrain it on train and valid with:\n  {shlex.join(train)}")
     if left:
         again = shlex.join(["drm-triton", *sys.argv[1:]])
-        reporter.line(f"{len(found.records)} of {trials} trials are done; to go on, the same again: {again}")
+        reporter.line(f"{len(found.records)} of {trials} trials are finished; continue with: {again}")
     elif len(found.records) < trials:
-        reporter.line(f"the space has no more than these {len(found.records)} trials")
-
-
-def _told(record: dict[str, Any], study: "Study") -> str:
-    """One line of a finished trial."""
-    options = ", ".join(f"{name} {record[name]}" for name in study.space if record[name] is not None)
-    if record["status"] == "failed":
-        return f"failed: {record['error']}; {options}"
-    best = study.best or record
-    told = f"{study.base.monitor} {record[study.metric]:.4f}, best {best[study.metric]:.4f} (trial {best['number']})"
-    return f"{told}; {options}"
+        reporter.line(f"the search space has only these {len(found.records)} trials")
 
 
 def _print_best(study: "Study", count: int = 5) -> None:
-    """Table of the best trials, as plain aligned text."""
+    """Print a table of the best trials."""
     rows = [["trial", study.metric, "epoch", "seconds", *study.space]]
     for record in study.ranked[:count]:
         numbers = [f"{record['number']}", f"{record[study.metric]:.4f}", f"{record['best_epoch']}"]

@@ -1,13 +1,16 @@
-"""The errors a user may meet. Each message says what is wrong, where, and what to do about it."""
+"""The errors of the library. Each message says what is wrong, where, and what to do.
+
+Messages name options and parameters by their Python names in backticks. The command line prints them as flags.
+"""
 
 
 class DrmError(Exception):
-    """Something failed at run time; the command line exits with code 1."""
+    """A failure at run time. The command line exits with code 1."""
 
     exit_code = 1
 
 
 class InputError(DrmError, ValueError):
-    """What the user gave (a file, an option, an argument) cannot be used; the command line exits with code 2."""
+    """A file, an option or an argument cannot be used. The command line exits with code 2."""
 
     exit_code = 2

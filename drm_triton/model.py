@@ -1,4 +1,4 @@
-"""`DRM`: the recommender. Fit it to a data set, ask it for recommendations, save it and load it."""
+"""`DRM`: the recommender. Fit it to a data set, get recommendations, save it and load it."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class NotFittedError(DrmError):
 
 
 def _explain_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Check the keywords of `DRM` before Python does: its error would not say which name works.
+    """Check the keywords of `DRM` before Python does, because Python's error does not suggest a name.
 
     `lambda` is accepted for `lam`, so that `DRM(**config.to_dict())` works.
     """
@@ -245,19 +245,19 @@ class DRM:
         Parameters
         ----------
         dataset : Dataset
-        callbacks : each called with an `EpochEnd` after each epoch; one that returns True ends the training
-        run : directory to keep configuration, metrics and checkpoints in; None keeps nothing
-        resume : take up the training in `run` where its last checkpoint left it
+        callbacks : called with an `EpochEnd` after each epoch; a callback that returns True ends the training
+        run : directory for the configuration, metrics and checkpoints; None writes nothing
+        resume : continue the training in `run` from its last checkpoint
         on_batch : called with (state, lists in an epoch) after each step; returning True ends the training
-        reporter : shows the step of loading the kernels
+        reporter : shows progress while the kernels are loaded
 
         Returns
         -------
-        DRM, fitted: the factors of the best epoch where there are users to validate on, else of the last.
+        this DRM, with the factors of the best epoch on the validation part, or of the last epoch without validation
         """
         if not isinstance(dataset, Dataset):
             raise InputError(
-                f"DRM.fit takes a Dataset, not {type(dataset).__name__}; Dataset.from_frame makes one of a frame"
+                f"DRM.fit takes a Dataset, not {type(dataset).__name__}; convert a frame with Dataset.from_frame"
             )
         backend, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
@@ -289,27 +289,27 @@ class DRM:
         """Return the backend and the device of the configuration, with its number of threads set."""
         return use_backend(self.config.backend, self.config.threads)
 
-    # -- what was learnt -----------------------------------------------------------------------------------------
+    # -- the fitted model ----------------------------------------------------------------------------------------
 
     @property
     def user_factors(self) -> Tensor:
-        """float32 [M, d]"""
+        """User factors U, float32 [M, d]."""
         return self._fitted()[0]
 
     @property
     def item_factors(self) -> Tensor:
-        """float32 [N, d]"""
+        """Item factors V, float32 [N, d]."""
         return self._fitted()[1]
 
     @property
     def interactions(self) -> Dataset:
-        """What the model was fit on (as `train`), and the external ids."""
+        """The interactions that the model was fitted on, as the `train` part, and the external ids."""
         self._fitted()
         assert self._interactions is not None
         return self._interactions
 
     def was_fit_on(self, dataset: Dataset) -> bool:
-        """Whether a data set has the ids and the interactions that the model was fit on."""
+        """Return whether a data set has the ids and the interactions that the model was fitted on."""
         mine, fit = self.interactions, interactions_to_fit(dataset, self.config)
         return (
             fit.shape == mine.train.shape
@@ -456,18 +456,24 @@ class DRM:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write the model to a directory (safetensors and Parquet, see `checkpoint`), atomically."""
+        """Write the model to a directory, atomically. docs/formats.md describes the files.
+
+        Parameters
+        ----------
+        path : the directory
+        overwrite : replace a saved model
+        """
         U, V = self._fitted()
         _check_finite(U, V, "this DRM")
         with atomic.directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
-            # a copy, so that this model does not take the temporary folder for the home of its data
+            # Save a copy: `Dataset.save` records where a data set is stored, and this folder is temporary.
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
             tensors = {"user_factors": U, "item_factors": V}
             checkpoint.write_tensors(folder / checkpoint.FILE, tensors, {"config": self.config.resolved().to_dict()})
 
     @classmethod
     def load(cls, path: str | Path) -> "DRM":
-        """Read a saved model, or the best checkpoint of a run."""
+        """Load a saved model, or the best checkpoint of a run."""
         place = checkpoint_directory(path)
         tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
         model = cls(TrainConfig.from_mapping(of_trained_model(metadata["config"]), where=str(place)))
@@ -475,13 +481,13 @@ class DRM:
         U, V = tensors["user_factors"], tensors["item_factors"]
         sizes = (len(U), len(V)), (model._interactions.n_users, model._interactions.n_items)
         if sizes[0] != sizes[1]:
-            raise InputError(f"{place}: factors of {sizes[0]} users and items do not fit its ids {sizes[1]}")
+            raise InputError(f"{place}: factors of {sizes[0]} users and items, but ids of {sizes[1]}")
         _check_finite(U, V, str(place))
         _, device = model.backend()
         model._factors = U.to(device), V.to(device)
         return model
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- internal ------------------------------------------------------------------------------------------------
 
     def _fitted(self) -> tuple[Tensor, Tensor]:
         if self._factors is None:
@@ -495,11 +501,11 @@ class DRM:
 
 def _check_finite(U: Tensor, V: Tensor, where: str) -> None:
     if not (torch.isfinite(U).all() and torch.isfinite(V).all()):
-        raise InputError(f"{where}: the factors are not finite; train again with a lower lr or a higher tau")
+        raise InputError(f"{where}: the factors are not finite; train again with a lower `lr` or a higher `tau`")
 
 
 class _Best:
-    """Keeps the factors of the best epoch in memory, for a training without a run directory."""
+    """Callback that keeps the factors of the best epoch in memory, for a training without a run directory."""
 
     factors: tuple[Tensor, Tensor] | None = None
 

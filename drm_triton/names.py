@@ -1,4 +1,4 @@
-"""The vocabulary that options, kernels and commands share: names and ranges. It imports nothing heavy."""
+"""Names and ranges that options, kernels and commands have in common. Imports nothing heavy."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ BackendName = Literal["reference", "triton", "cpu"]
 BackendChoice = Literal["auto", "cpu", "triton", "reference"]
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
 FitOn = Literal["train", "train+valid", "all"]
-Unknown = Literal["error", "skip", "popular"]  # what to do about an id that the model does not know
+Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know
 
 SPLIT_PARTS = ("train", "valid", "test")
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")

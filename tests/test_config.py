@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,6 +15,7 @@ from drm_triton import DRM
 from drm_triton.config import OPTIONS, TrainConfig, TrainOptions, of_trained_model
 from drm_triton.errors import InputError
 from drm_triton.options import checked, choices, declaration, options_page
+from tests.conftest import run_python
 
 
 @given(
@@ -191,5 +190,4 @@ def test_docs_list_the_options(repository: Path) -> None:
 
 def test_configuration_needs_no_torch() -> None:
     code = "import sys, drm_triton.config; print([m for m in ('torch', 'numpy', 'polars') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert run_python("-c", code).stdout == "[]\n"

@@ -1,12 +1,125 @@
-"""`DRM` as Python sees it: its threads, and what `fit` takes."""
+"""`DRM` as Python sees it: its parameters, its threads, and what `fit` takes."""
+
+import dataclasses
+import inspect
+import pydoc
+import re
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import polars as pl
 import pytest
 import torch
 
-from drm_triton import DRM, Dataset
+from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
+from drm_triton.options import choices, declaration
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_keywords_of_drm_are_the_fields_of_the_configuration() -> None:
+    _, config, *keywords = inspect.signature(DRM.__init__).parameters.values()
+    assert (config.name, config.default) == ("config", None)
+    fields = dataclasses.fields(TrainConfig)
+    assert [(p.name, p.default) for p in keywords] == [(field.name, field.default) for field in fields]
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in keywords)
+    hints = get_type_hints(inspect.unwrap(DRM.__init__))
+    assert {field.name: hints[field.name] for field in fields} == {field.name: field.type for field in fields}
+    assert inspect.signature(DRM).parameters.keys() == {"config", *(field.name for field in fields)}
+
+
+def test_every_keyword_reaches_the_configuration() -> None:
+    options: dict[str, Any] = {"score": "l2", "rho": 2, "eta": 7, "k": 3, "threads": 2, "cov": 1.0, "monitor": "map@5"}
+    for field in dataclasses.fields(TrainConfig):
+        if field.name not in options:
+            options[field.name] = choices(field)[-1] if choices(field) else 2 * field.default or 1  # type: ignore[operator]
+    assert DRM(**options).config == TrainConfig(**options)
+    assert DRM(**options).config.changed() == options
+
+
+def test_help_lists_each_parameter_with_default_and_meaning() -> None:
+    text = plain(pydoc.render_doc(DRM, renderer=pydoc.plaintext).replace("|", " "))
+    for field in dataclasses.fields(TrainConfig):
+        declared = declaration(field)
+        kind = "{" + ", ".join(f'"{value}"' for value in choices(field)) + "}" if choices(field) else "[a-z]+"
+        default = f'"{field.default}"' if isinstance(field.default, str) else f"{field.default}"
+        given = ", optional" if field.default is None else f", default {default}"
+        unset = f" Default: {declared.unset}." if declared.unset else ""
+        kind = re.escape(kind) if choices(field) else kind
+        assert re.search(rf"\b{field.name} : {kind}{re.escape(given)} {re.escape(declared.help + unset)}", text), (
+            field.name
+        )
+
+
+def test_repr_shows_what_differs_from_the_defaults() -> None:
+    assert repr(DRM()) == repr(DRM(factors=64)) == "DRM()"
+    assert repr(DRM(factors=32)) == repr(DRM(TrainConfig(factors=32))) == "DRM(factors=32)"
+    assert repr(DRM(lam=3, score="l2")) == "DRM(score='l2', lam=3.0)"
+    assert eval(repr(DRM(eta=5, seed=1))).config == TrainConfig(eta=5, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lambda_": 3}, "DRM: unknown option `lambda_`; did you mean `lam`?"),
+        ({"Lambda": 3}, "DRM: unknown option `Lambda`; did you mean `lam`?"),
+        ({"facters": 3}, "DRM: unknown option `facters`; did you mean `factors`?"),
+        ({"learning_rate": 3}, "DRM: unknown option `learning_rate`; the options are score, factors, "),
+        ({"config": TrainConfig(), "factors": 64}, "DRM: give a TrainConfig or options as keywords, not both"),
+        ({"config": "l2"}, "DRM: `config` must be a TrainConfig, got 'l2'; give options as keywords"),
+        ({"factors": "many"}, "`factors` must be int, got 'many'"),
+        ({"lam": 1, "lambda": 2}, "DRM: 'lam' and 'lambda' are the same option; give only one of them"),
+    ],
+)
+def test_wrong_keywords_are_answered_with_those_that_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        DRM(**options)
+
+
+def test_a_stored_configuration_can_be_given_as_keywords() -> None:
+    config = TrainConfig(lam=3.0, factors=8)
+    assert "lambda" in config.to_dict()
+    assert DRM(**config.to_dict()).config == config
+
+
+CALLS = """
+from pathlib import Path
+from drm_triton.data.dataset import Dataset
+from drm_triton.model import DRM
+from drm_triton.training.tune import tune
+
+def calls(data: Dataset) -> None:
+    DRM(factors=32, lam=3, score="l2", eta=None)
+    DRM(facters=32)
+    DRM(factors="many")
+    DRM(score="cosine")
+    tune(data, Path("study"), trials=3, factors=32, score="l2")
+    tune(data, Path("study"), facters=32)
+    tune(data, Path("study"), score="cosine")
+"""
+
+
+def test_a_type_checker_finds_wrong_keywords(tmp_path: Path, repository: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    options = ["--config-file", str(repository / "pyproject.toml"), "--cache-dir", str(repository / ".mypy_cache")]
+    found, _, _ = api.run(
+        [*options, "--follow-imports", "silent", "--no-error-summary", "--hide-error-context", str(file)]
+    )
+    lines = CALLS.splitlines()
+    wrong = [lines[int(line.split(":")[1]) - 1].strip() for line in found.splitlines() if ": error: " in line]
+    assert wrong == [
+        "DRM(facters=32)",
+        'DRM(factors="many")',
+        'DRM(score="cosine")',
+        'tune(data, Path("study"), facters=32)',
+        'tune(data, Path("study"), score="cosine")',
+    ], found
 
 
 def test_the_threads_of_one_model_are_not_those_of_the_next(threads: None) -> None:
@@ -29,10 +142,12 @@ def test_the_threads_of_one_model_are_not_those_of_the_next(threads: None) -> No
     assert in_use() == (every[0], 1)
 
 
-def test_frames_are_taken_where_they_fit_and_named_where_not() -> None:
+def test_frames_are_histories_but_not_data_sets() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"]})
-    with pytest.raises(InputError, match=r"DRM.fit takes a Dataset, not DataFrame; Dataset\.from_frame"):
+    with pytest.raises(
+        InputError, match=r"DRM.fit takes a Dataset, not DataFrame; convert a frame with Dataset\.from_frame"
+    ):
         DRM(factors=2).fit(frame)  # type: ignore[arg-type]
     model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
     history = {"user": ["new", "new"], "item": ["x", "y"]}

@@ -22,17 +22,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drm_triton import atomic
-from drm_triton.config import TrainConfig, in_file, overridden
+from drm_triton.config import TrainConfig, TrainOptions, in_file, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.model import DRM
 from drm_triton.options import ALIASES, FILE_NAMES
+from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import MIN_TRAIN, measurable
+from drm_triton.training.preflight import warm_up
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # The default search space, which bench/quality.py also uses for DRM.
 SPACE: dict[str, list[Any]] = {
@@ -58,7 +63,8 @@ def tune(
     trials: int = 20,
     seconds: float | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
-    **fixed: Any,
+    reporter: Reporter = SILENT,
+    **fixed: "Unpack[TrainOptions]",
 ) -> "Study":
     """Search the training options for a data set, or continue an interrupted search.
 
@@ -69,6 +75,7 @@ def tune(
     trials : total number of trials, with trial 0 (the defaults) and finished trials included
     seconds : start no trial after this time; None for no limit
     space : option -> values to draw from; None for `SPACE`
+    reporter : shows a line for each trial
     **fixed : fields of TrainConfig with the same value in every trial; they are removed from the space. `monitor` is
         the metric to maximise. `seed` is the seed of the random points and of every training.
 
@@ -88,9 +95,9 @@ def tune(
     >>> [record["number"] for record in study.records], sorted(study.best.keys() & {"lr", "tau", "valid/ndcg@10"})
     ([0, 1, 2], ['lr', 'tau', 'valid/ndcg@10'])
     """
+    check_seconds(seconds)
     found = Study(study, dataset, space, fixed)
-    for number, point in found.remaining(trials, seconds):
-        found.attempt(number, point)
+    found.run(trials, seconds, reporter)
     return found
 
 
@@ -153,6 +160,17 @@ class Study:
         """Return the configuration of a trial."""
         return TrainConfig.from_mapping({**self.base.to_dict(), **point})
 
+    def run(self, trials: int, seconds: float | None = None, reporter: Reporter = SILENT) -> None:
+        """Run the unfinished trials up to `trials`. Start no trial after `seconds`."""
+        if next(self.remaining(trials), None) is None:
+            return
+        with reporter.step("load the kernels (compiled at first use)"):
+            warm_up(TrainConfig(), *DRM(self.base).backend())  # so that no trial's time includes compiling
+        for number, point in self.remaining(trials, seconds):
+            title = f"trial {number} ({number + 1}/{trials})"
+            with reporter.step(title, self.config(point).epochs, "epochs") as step:
+                step.note(self.describe(self.attempt(number, point, step.advance)))
+
     def remaining(self, trials: int, seconds: float | None = None) -> Iterator[tuple[int, Point]]:
         """Yield number and point of each unfinished trial up to `trials`, and stop after `seconds`."""
         began = time.monotonic()
@@ -183,6 +201,14 @@ class Study:
         self.records.append({"number": number, "status": "done", **point, "seconds": seconds, **outcome})
         self._write()
         return self.records[-1]
+
+    def describe(self, record: Record) -> str:
+        """Return one line about a finished trial: its metric, the best so far, and its options."""
+        options = ", ".join(f"{name} {record[name]}" for name in self.space if record[name] is not None)
+        if record["status"] == "failed":
+            return f"failed: {record['error']}; {options}"
+        best, value = self.best or record, f"{self.base.monitor} {record[self.metric]:.4f}"
+        return f"{value}, best {best[self.metric]:.4f} (trial {best['number']}); {options}"
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -274,6 +300,12 @@ def with_validations(config: TrainConfig) -> TrainConfig:
     """
     every = config.epochs if config.schedule == "linear" else max(config.eval_every, 1)
     return dataclasses.replace(config, eval_every=every)
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Raise if a time limit is negative or not a number."""
+    if seconds is not None and not seconds >= 0:
+        raise InputError(f"`seconds` must be at least 0, got {seconds:g}")
 
 
 def checked_space(space: Mapping[str, Any], fixed: Mapping[str, Any], where: str | Path = "") -> dict[str, list[Any]]:

@@ -1,13 +1,11 @@
-"""What the shell is offered, asked as its completion scripts ask."""
+"""Shell completion, requested as the completion scripts of the shells do."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import run_python
+
 CODE = "import sys; sys.argv[0] = 'drm-triton'; from drm_triton.cli import main; main()"
 
 
@@ -23,18 +21,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def offered(place: Path, line: str, shell: str = "bash", **environment: str) -> list[str]:
+def offered(place: Path, line: str, shell: str = "bash", data: Path | None = None) -> list[str]:
     words = ["drm-triton", *line.split(" ")]
-    asked = {
+    request = {
         "bash": {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)},
         "zsh": {"_TYPER_COMPLETE_ARGS": " ".join(words)},
         "fish": {"_TYPER_COMPLETE_ARGS": " ".join(words), "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "_DRM_TRITON_COMPLETE": f"complete_{shell}", **asked}
-    variables.pop("DRM_DATA", None)
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, cwd=place, env={**variables, **environment}
-    )
+    variables = {"DRM_DATA": str(data) if data else None, "_DRM_TRITON_COMPLETE": f"complete_{shell}", **request}
+    done = run_python("-c", CODE, cwd=place, **variables)
     assert done.stderr == ""
     return [line for line in done.stdout.splitlines() if line]
 
@@ -46,6 +41,8 @@ def offered(place: Path, line: str, shell: str = "bash", **environment: str) -> 
         ("train --dataset ", ["melon", "ml-1m"]),
         ("train -d me", ["melon"]),
         ("train --resume runs/m", ["runs/melon-dot", "runs/melon-l2"]),
+        ("train --objective hi", ["hinge+drm", "hinge"]),
+        ("tune --score ", ["dot", "l2"]),
         ("info ", ["melon", "ml-1m"]),
         ("evaluate ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
         ("evaluate runs/other --dataset ml", ["ml-1m"]),
@@ -66,7 +63,7 @@ def test_names_are_completed(place: Path, line: str, expected: list[str]) -> Non
 def test_the_data_directory_of_the_environment(place: Path) -> None:
     (place / "data").rename(place / "store")
     assert offered(place, "info m") == []
-    assert offered(place, "info m", DRM_DATA=str(place / "store")) == ["melon", "ml-1m"]
+    assert offered(place, "info m", data=place / "store") == ["melon", "ml-1m"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -76,11 +73,8 @@ def test_other_shells(place: Path, shell: str) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_a_shell_is_shown(place: Path, shell: str) -> None:
-    # stands in for the detection of the shell that this runs in
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, "--show-completion", shell], capture_output=True, text=True, env=environment
-    )
+    # The variable replaces the detection of the current shell.
+    done = run_python("-c", CODE, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"_DRM_TRITON_COMPLETE=complete_{shell}" in done.stdout
 
@@ -90,12 +84,6 @@ def test_completing_loads_nothing_heavy(place: Path) -> None:
         "\ntry: main()\nexcept SystemExit: pass\n"
         "print([m for m in 'torch triton numba polars scipy numpy'.split() if m in sys.modules])"
     )
-    asked = {"COMP_WORDS": "drm-triton\nevaluate\n", "COMP_CWORD": "2", "_DRM_TRITON_COMPLETE": "complete_bash"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **asked},
-    )
+    request = {"COMP_WORDS": "drm-triton\nevaluate\n", "COMP_CWORD": "2", "_DRM_TRITON_COMPLETE": "complete_bash"}
+    done = run_python("-c", code, cwd=place, **request)
     assert done.stdout.splitlines() == ["runs/melon-dot", "runs/melon-l2", "runs/other", "[]"]

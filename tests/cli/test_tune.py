@@ -4,9 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,11 @@ import polars as pl
 import pytest
 
 from drm_triton import Dataset
+from drm_triton.cli.tune import SEARCHED
 from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.options import FILE_NAMES
 from drm_triton.training.tune import SPACE, tune
-from tests.conftest import call
+from tests.conftest import call, run_python
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def test_files_fix_options_and_give_the_space(stored: Path, tmp_path: Path, monk
     code, _, errors = call("tune", "-d", stored, *files, "--epochs", 2, "--quiet")
     assert (code, errors) == (0, "")
     study = tmp_path / "studies" / "songs"
-    assert [record["rho"] for record in trials(study)] == [1, 2]  # all that there is, of the twenty asked for
+    assert [record["rho"] for record in trials(study)] == [1, 2]  # the space has only these, of the default of twenty
     assert (study / "space.toml").read_text() == "rho = [1, 2]\n"
     assert {"epochs = 2", "lambda = 2.0", "factors = 4"} <= set((study / "best.toml").read_text().splitlines())
 
@@ -129,37 +128,53 @@ def test_another_study_and_no_trials_exit_with_2(stored: Path, tmp_path: Path) -
     assert call("tune", "-d", stored, "--trials", 0)[0] == 2
 
 
-def started(stored: Path, study: Path, count: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "drm_triton", "tune", "-d", stored, "--study", study, "--trials", count]
-    command += ["--factors", 4, "--epochs", 3]
-    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    before = len(trials(study))
-    while process.poll() is None and len(trials(study)) == before:
-        time.sleep(0.005)
-    return process
+# The command, which sends itself a signal in the second epoch of one trial.
+SIGNALLED = """
+import os, sys
+from drm_triton.cli import main
+from drm_triton.training.tune import Study
+
+trial, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+attempt = Study.attempt
+
+
+def signalled(self, current, point, on_epoch):
+    epochs = []
+
+    def epoch_end():
+        on_epoch()
+        epochs.append(current)
+        if epochs == [trial, trial]:
+            os.kill(os.getpid(), number)
+
+    return attempt(self, current, point, epoch_end)
+
+
+Study.attempt = signalled
+main()
+"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_killed_interrupted_and_resumed_equals_uninterrupted(stored: Path, tmp_path: Path) -> None:
     whole, study = tmp_path / "whole", tmp_path / "study"
-    process = started(stored, study, 10_000)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    kept = len(trials(study))
-    assert kept >= 1
+    arguments = ["tune", "-d", stored, "--study", study, "--trials", 6, "--factors", 4, "--epochs", 3]
+    done = run_python("-c", SIGNALLED, 2, int(signal.SIGKILL), *arguments)
+    assert done.returncode == -signal.SIGKILL
+    assert [record["number"] for record in trials(study)] == [0, 1]
 
-    process = started(stored, study, 10_000)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    count = len(trials(study))
-    assert count > kept
-    assert f"{count} of 10000 trials are done; to go on, the same again: drm-triton tune -d {stored}" in errors
-    assert "best.toml" in out
+    done = run_python("-c", SIGNALLED, 4, int(signal.SIGINT), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert [record["number"] for record in trials(study)] == [0, 1, 2, 3]
+    assert f"4 of 6 trials are finished; continue with: drm-triton tune -d {stored}" in done.stderr
+    assert "best.toml" in done.stdout
 
     data = Dataset.load(stored)
-    tune(data, whole, count + 2, factors=4, epochs=3)
-    tune(data, study, count + 2, factors=4, epochs=3)
+    tune(data, whole, 6, factors=4, epochs=3)
+    tune(data, study, 6, factors=4, epochs=3)
     assert trials(study) == trials(whole)
     assert (study / "best.toml").read_bytes() == (whole / "best.toml").read_bytes()
+
+
+def test_the_fixed_options_are_those_of_the_space() -> None:
+    assert {FILE_NAMES.get(name, name) for name in SEARCHED} == SPACE.keys()
