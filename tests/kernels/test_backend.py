@@ -1,6 +1,7 @@
 """Choice of backend: what is asked for is given, or the reason why not."""
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import torch
 from drm_triton import kernels
 from drm_triton.errors import InputError
 from drm_triton.kernels import backend_for, get_backend, reference, why_not
+from drm_triton.kernels.protocol import Backend
+
+OPERATIONS = [name for name, value in vars(Backend).items() if inspect.isfunction(value) and not name.startswith("_")]
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +47,17 @@ def test_reference_is_always_usable_and_whole():
     assert get_backend("reference") is reference
 
 
-@pytest.mark.parametrize("name", ["cpu", "triton"])
+def test_the_protocol_has_the_operations():
+    assert len(OPERATIONS) == 8
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
 def test_backends_offer_every_operation_or_say_what_is_missing(name):
     reason = why_not(name)
     if reason is None:
-        assert all(callable(getattr(get_backend(name), operation)) for operation in kernels.OPERATIONS)
+        backend = get_backend(name)
+        assert backend.name == name
+        assert all(callable(getattr(backend, operation)) for operation in OPERATIONS)
     else:
         with pytest.raises(InputError, match="cannot be used"):
             get_backend(name)

@@ -1,14 +1,13 @@
 """What every backend promises about bad values and bad arguments: the same on the reference, the CPU and Triton."""
 
 import math
-import time
 
 import pytest
 import torch
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.protocol import ListPlan, Objective
+from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, Objective, SharedNegatives
 
 BACKENDS = {"reference": (reference, "cpu"), "cpu": (cpu, "cpu")}
 try:
@@ -100,7 +99,7 @@ def test_a_bad_factor_shows_in_losses_and_gradients(backend, bad, n, position, p
     U, V, users, items = lists(n)
     V[items[1, position].long(), 2] = bad
     on = dict(zip(("hinge", "drm", "mse"), map(bool, parts), strict=True))
-    got = backend.list_gradients(U, V, users, items, Objective(2, **on))
+    got = backend.list_gradients(U, V, ListBatch(users, items), Objective(2, **on))
     for name in ("loss", "g", "user_grad", *(part for part in on if on[part])):
         x = getattr(got, name)
         assert x[1].isnan().all(), name
@@ -158,24 +157,15 @@ def test_interactions_of_the_wrong_shape_type_or_device():
             ListPlan(*args, 6, 2, 3)
 
 
-def test_rows_may_start_over_at_the_edge_of_a_block(monkeypatch):
-    """Interactions are looked through in blocks; a fall between two of them is seen once, and judged like any other."""
-    for block in (1, 2, 3, 4, 5):
-        monkeypatch.setattr("drm_triton.kernels.interface.CSR_BLOCK", block)
+def test_rows_may_start_over_at_the_edge_of_a_chunk(monkeypatch):
+    """Interactions are checked in chunks; a fall between two of them is seen once, like any other."""
+    for chunk in (1, 2, 3, 4, 5):
+        monkeypatch.setattr("drm_triton.kernels.checks.CSR_CHUNK", chunk)
         plan((0, 2, 2, 5, 6), (1, 3, 0, 2, 4, 4))
         with pytest.raises(InputError, match="ascend within each row"):
             plan((0, 2, 2, 5, 6), (1, 3, 0, 4, 2, 4))
         with pytest.raises(InputError, match="ascend within each row"):
             plan((0, 3, 3, 5, 6), (1, 3, 0, 2, 4, 4))
-
-
-def test_looking_through_ten_million_interactions_is_quick():
-    rows, each = 100_000, 100
-    indices = torch.arange(each, dtype=torch.int32).repeat(rows)
-    indptr = torch.arange(0, rows * each + 1, each)
-    start = time.thread_time()
-    ListPlan(indptr, indices, each + 1, 3, 45)
-    assert time.thread_time() - start < 1
 
 
 def test_interactions_need_not_be_contiguous(backend):
@@ -185,8 +175,9 @@ def test_interactions_need_not_be_contiguous(backend):
     indptr, indices = torch.tensor([0, 2, 3]), int32(1, 3, 0)
     whole = ListPlan(move(indptr, backend.device), move(indices, backend.device), 6, 2, 3)
     parts = ListPlan(strided(move(indptr, backend.device)), strided(move(indices, backend.device)), 6, 2, 3)
-    for x, y in zip(backend.sample_lists(whole, 0, 0, 2), backend.sample_lists(parts, 0, 0, 2), strict=True):
-        assert torch.equal(x, y)
+    got, want = (backend.sample_lists(plan, 0, 0, 2) for plan in (parts, whole))
+    assert torch.equal(got.users, want.users)
+    assert torch.equal(got.items, want.items)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +187,7 @@ def test_interactions_need_not_be_contiguous(backend):
         ((1.5, 0, 1), "epoch must be an integer from 0 .* got 1.5"),
         ((0, -1, 1), "start must be an integer from 0 .* got -1"),
         ((0, 2, 1), "stop must be an integer from 2 .* got 1"),
-        ((0, 0, 3), "an epoch holds 2 lists, asked for number 2"),
+        ((0, 0, 3), "an epoch has 2 lists, cannot draw number 2"),
     ],
 )
 def test_bad_arguments_of_sample_lists(backend, args, message):
@@ -230,14 +221,15 @@ def test_ids_outside_the_tables(backend, change, message):
     for name, value in change.items():
         tensors[name].view(-1)[1] = value
     with pytest.raises(InputError, match=f"^list_gradients: {message}"):
-        backend.list_gradients(U, V, users, items, Objective(2))
+        backend.list_gradients(U, V, ListBatch(users, items), Objective(2))
 
 
 def test_tables_without_rows_or_columns(backend):
     U, V, users, items = lists(9)
+    batch = ListBatch(users, items)
     for args, message in (
-        ((U[:, :0], V[:, :0], users, items), r"U must have at least one row and one column, got \[5, 0\]"),
-        ((U, V[:0], users, items), r"V must have at least one row and one column, got \[0, 4\]"),
+        ((U[:, :0], V[:, :0], batch), r"U must have at least one row and one column, got \[5, 0\]"),
+        ((U, V[:0], batch), r"V must have at least one row and one column, got \[0, 4\]"),
     ):
         with pytest.raises(InputError, match=message):
             backend.list_gradients(*args, Objective(2))
@@ -245,19 +237,22 @@ def test_tables_without_rows_or_columns(backend):
 
 @pytest.mark.parametrize("weight", ["uniform", "ndcg", "ap"])
 def test_a_cut_off_beyond_the_list_does_not_matter_without_drm(backend, weight):
-    got = backend.list_gradients(*lists(9), Objective(2, k=10, drm=False, weight=weight))
-    want = backend.list_gradients(*lists(9), Objective(2, drm=False))
+    U, V, users, items = lists(9)
+    batch = ListBatch(users, items)
+    got = backend.list_gradients(U, V, batch, Objective(2, k=10, drm=False, weight=weight))
+    want = backend.list_gradients(U, V, batch, Objective(2, drm=False))
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
     with pytest.raises(InputError, match="list_gradients: k must be at most the list length 9, got 10"):
-        backend.list_gradients(*lists(9), Objective(2, k=10, weight=weight))
+        backend.list_gradients(U, V, batch, Objective(2, k=10, weight=weight))
 
 
 def update(backend, **change):
     arguments = {
-        "table": factors(6, 4, 3), "state": torch.ones(6, 4), "rows": int32(0, 1, 1, 5), "coef": torch.ones(4),
-        "X": factors(3, 4, 4), "source": int32(0, 2), "lr": 0.1, "score": "dot",
+        "table": factors(6, 4, 3), "state": torch.ones(6, 4), "lr": 0.1, "score": "dot", "dense": None,
+        "rows": int32(0, 1, 1, 5), "coefficients": torch.ones(2, 2), "vectors": factors(3, 4, 4), "sources": int32(0, 2),
     } | change  # fmt: skip
-    backend.update_rows(**arguments)
+    rows, coefficients, vectors, sources = (arguments.pop(name) for name in GradientTerms._fields[:4])
+    backend.update_rows(**arguments, terms=GradientTerms(rows.view(2, 2), coefficients, vectors, sources))
     return arguments["table"]
 
 
@@ -266,8 +261,8 @@ def update(backend, **change):
     [
         ({"rows": int32(0, -1, 1, 5)}, r"rows must be in \[0, 6\), got values -1 to 5"),
         ({"rows": int32(0, 1, 6, 5)}, r"rows must be in \[0, 6\), got values 0 to 6"),
-        ({"source": int32(-1, 2)}, r"source must be in \[0, 3\), got values -1 to 2"),
-        ({"source": int32(0, 3)}, r"source must be in \[0, 3\), got values 0 to 3"),
+        ({"sources": int32(-1, 2)}, r"sources must be in \[0, 3\), got values -1 to 2"),
+        ({"sources": int32(0, 3)}, r"sources must be in \[0, 3\), got values 0 to 3"),
     ],
 )
 def test_entries_outside_the_tables(backend, change, message):
@@ -277,17 +272,72 @@ def test_entries_outside_the_tables(backend, change, message):
 
 
 def test_an_update_needs_something_to_add(backend):
-    with pytest.raises(InputError, match=r"^update_rows: X must have at least one row and one column, got \[0, 4\]"):
-        update(backend, X=torch.ones(0, 4))
+    with pytest.raises(InputError, match=r"^update_rows: vectors must have at least one row and one column"):
+        update(backend, vectors=torch.ones(0, 4))
 
 
 def test_an_update_must_not_read_the_table_it_writes(backend):
     on_host(backend)  # moving to a device would part them
     both = factors(12, 4, 5)
-    for X in (both[:6], both[1:4], both[5:8], both.flatten()[8:20].view(3, 4)):
-        with pytest.raises(InputError, match=r"^update_rows: X must not be, or overlap, the table"):
-            update(backend, table=both[:6], X=X)
-    update(backend, table=both[:6], X=both[6:9])  # side by side is fine
+    for vectors in (both[:6], both[1:4], both[5:8], both.flatten()[8:20].view(3, 4)):
+        with pytest.raises(InputError, match=r"^update_rows: vectors must not be, or overlap, the table"):
+            update(backend, table=both[:6], vectors=vectors)
+    with pytest.raises(InputError, match=r"^update_rows: dense must not be, or overlap, the table"):
+        update(backend, table=both[:6], dense=both[3:9])
+    update(backend, table=both[:6], vectors=both[6:9])  # side by side is fine
+
+
+def test_a_dense_gradient_must_fit_the_table(backend):
+    with pytest.raises(InputError, match=r"^update_rows: dense must have shape \[6, 4\], got \[5, 4\]"):
+        update(backend, dense=torch.ones(5, 4))
+
+
+def test_a_dense_gradient_steps_every_row(backend):
+    """It adds to the gradient of the terms, and moves rows without any."""
+    dense = factors(6, 4, 8)
+    got = update(backend, dense=dense)
+    table, grad = factors(6, 4, 3), dense.clone()
+    vectors = factors(3, 4, 4)
+    for row, source in ((0, 0), (1, 0), (1, 2), (5, 2)):
+        grad[row] += vectors[source]
+    want = table - 0.1 * grad / (1 + grad.square()).sqrt()
+    torch.testing.assert_close(got.cpu(), want / want.norm(dim=1, keepdim=True).clamp(min=1))
+
+
+SHARED = SharedNegatives(2, int32(*range(21)).view(-1, 7)[:2], torch.zeros(3, 7, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "the size of shared must be an integer of at least 1, got 0"),
+        ({"size": 3}, r"the items of shared must have shape \[1, any\], got \[2, 7\]"),
+        ({"items": SHARED.items.long()}, "the items of shared must be int32, got int64"),
+        ({"replaced": SHARED.replaced[:2]}, r"replaced of shared must have shape \[3, 7\], got \[2, 7\]"),
+        ({"replaced": SHARED.replaced.int()}, "replaced of shared must be bool, got int32"),
+        ({"items": SHARED.items + 20}, r"the items of shared must be in \[0, 27\), got values 20 to 33"),
+    ],
+)
+def test_bad_shared_negatives(backend, change, message):
+    if "values" in message:
+        on_host(backend)
+    U, V, users, items = lists(9)
+    batch = ListBatch(users, items, SHARED._replace(**change))
+    with pytest.raises(InputError, match=f"^list_gradients: {message}"):
+        backend.list_gradients(U, V, batch, Objective(2))
+    with pytest.raises(InputError, match=f"^update_rows: {message}"):
+        backend.update_rows(V, torch.ones_like(V), GradientTerms.of_items(batch, torch.ones(3, 9), U), 0.1, "dot")
+
+
+def test_shared_negatives_are_all_negatives(backend):
+    U, V, users, items = lists(9)
+    with pytest.raises(InputError, match="the items of shared must have 6 columns, the negatives, got 7"):
+        backend.list_gradients(U, V, ListBatch(users, items, SHARED), Objective(3))
+
+
+def test_a_batch_begins_with_a_group(backend):
+    with pytest.raises(InputError, match=r"^sample_lists: start must be a multiple of share = 2, .* got 1"):
+        backend.module.sample_lists(plan(share=2), 0, 1, 2)
 
 
 def test_a_table_that_requires_grad_is_updated(backend):
@@ -332,11 +382,10 @@ def test_bad_objectives(change, message):
     [
         ({"k": 0}, "k must be an integer of at least 1, got 0"),
         ({"k": 2.5}, "k must be an integer of at least 1, got 2.5"),
-        ({"V": torch.full((20, 4), math.nan)}, r"V holds values that are not finite \(NaN or infinity\)"),
         ({"queries": torch.full((3, 4), math.inf)}, "queries holds values that are not finite"),
         ({"V": torch.full((20, 4), 1e30)}, r"scores overflow: .* norms up to .* and (inf|2e\+30)"),
         ({"queries": torch.full((3, 4), -1e30)}, "scores overflow"),
-        ({"queries": torch.ones(3, 0), "V": torch.ones(20, 0)}, "queries must have at least one column"),
+        ({"queries": torch.ones(3, 5)}, r"queries must have shape \[any, 4\], got \[3, 5\]"),
         ({"seen": (torch.tensor([0, 2, 2, 4]), int32(-1, 3, 0, 19))}, r"the indices of seen must be in \[0, 20\)"),
         ({"seen": (torch.tensor([0, 2, 2, 4]), int32(1, 3, 0, 20))}, r"the indices of seen must be in \[0, 20\)"),
         ({"seen": (torch.tensor([0, 2, 2, 4]), int32(3, 1, 0, 19))}, "the indices of seen must ascend within each row"),
@@ -347,26 +396,46 @@ def test_bad_objectives(change, message):
     ],
 )
 def test_bad_arguments_of_top_k(backend, change, message):
-    arguments = {"queries": factors(3, 4, 6), "V": factors(20, 4, 7), "k": 3, "score": "dot", "seen": None} | change
+    arguments = {"queries": factors(3, 4, 6), "V": factors(20, 4, 7), "k": 3, "seen": None} | change
+    V = move(arguments.pop("V"), backend.device)
     with pytest.raises(InputError, match=f"^top_k: {message}"):
-        backend.top_k(**arguments)
+        backend.top_k(items=backend.module.pack_items(V, "dot"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("V", "score", "message"),
+    [
+        (torch.full((20, 4), math.nan), "dot", r"V holds values that are not finite \(NaN or infinity\)"),
+        (torch.ones(20, 0), "dot", r"V must have at least one column, got \[20, 0\]"),
+        (torch.ones(20), "dot", r"V must have shape \[any, any\], got \[20\]"),
+        (torch.ones(20, 4), "cosine", "score must be one of dot, l2, got 'cosine'"),
+    ],
+)
+def test_bad_arguments_of_pack_items(backend, V, score, message):
+    with pytest.raises(InputError, match=f"^pack_items: {message}"):
+        backend.pack_items(V, score)
+
+
+def top_k(backend, queries, V, k, score, seen=None):
+    queries, V = move((queries, V), backend.device)
+    return move(backend.module.top_k(queries, backend.module.pack_items(V, score), k, seen), "cpu")
 
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
 def test_large_factors_are_ranked_as_long_as_no_score_overflows(backend, score):
     queries, V = factors(3, 4, 6), factors(20, 4, 7)
     scale = 2.0**60  # scores of about 2^120, exactly the ranking of the others
-    items, values = backend.top_k(queries * scale, V * scale, 20, score)
-    want_items, want = backend.top_k(queries, V, 20, score)
+    items, values = top_k(backend, queries * scale, V * scale, 20, score)
+    want_items, want = top_k(backend, queries, V, 20, score)
     assert torch.equal(items, want_items)
     assert torch.equal(values, want * scale * scale)
 
 
 def test_seen_items_need_not_be_contiguous(backend):
     indptr, indices = move((torch.tensor([0, 2, 2, 4]), int32(1, 3, 0, 19)), backend.device)
-    queries, V = move((factors(3, 4, 6), factors(20, 4, 7)), backend.device)
+    queries, V = factors(3, 4, 6), factors(20, 4, 7)
     strided = tuple(torch.stack([x, torch.zeros_like(x)], 1)[:, 0] for x in (indptr, indices))
-    got, want = (backend.module.top_k(queries, V, 5, "dot", seen)[0] for seen in (strided, (indptr, indices)))
+    got, want = (top_k(backend, queries, V, 5, "dot", seen)[0] for seen in (strided, (indptr, indices)))
     assert torch.equal(got, want)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 
 from drm_triton.kernels import reference
+from drm_triton.kernels.weights import rank_weights
 
 WEIGHTS = ("uniform", "precision", "recall", "ndcg", "ap")
 EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64, sums of at most a few hundred terms
@@ -66,7 +67,7 @@ def test_rows_are_those_of_the_published_matrix_and_sum_to_one(n, tau):
 @pytest.mark.parametrize("ragged", [False, True])
 def test_closed_form_gradients_equal_autograd_of_the_matrix_formula(weight, k, tau, ragged):
     s, y, mask = random_lists(6, 9, ragged=ragged)
-    w = reference.rank_weights(s, y, k, weight, mask)
+    w = rank_weights(s, y, k, weight, mask)
     q = torch.randn(s.shape, dtype=s.dtype, generator=torch.Generator().manual_seed(1))
 
     leaf = s.clone().requires_grad_()
@@ -97,13 +98,13 @@ def test_soft_topk_passes_gradcheck():
 
     s, y, mask = random_lists(3, 7)
     for weight in WEIGHTS:
-        w = reference.rank_weights(s, y, 4, weight, mask)
+        w = rank_weights(s, y, 4, weight, mask)
         assert torch.autograd.gradcheck(SoftTopK.apply, (s.clone().requires_grad_(), w, 0.7, mask))
 
 
 def test_gradient_agrees_with_finite_differences():
     s, y, mask = random_lists(4, 8)
-    w = reference.rank_weights(s, y, 3, "ndcg", mask)
+    w = rank_weights(s, y, 3, "ndcg", mask)
     gradient = reference.drm_lists(s, y, w, 0.5, mask)[1]
     step = 1e-6
     for j in range(8):
@@ -127,8 +128,8 @@ def test_padding_may_hold_anything_and_has_no_gradient(padding, weight):
     s, y, mask = random_lists(5, 9)
     assert not mask.all()
     padded_s, padded_y = torch.where(mask, s, padding), torch.where(mask, y, padding)
-    w = reference.rank_weights(padded_s, padded_y, 3, weight, mask)
-    torch.testing.assert_close(w, reference.rank_weights(s, y, 3, weight, mask), **EXACT)
+    w = rank_weights(padded_s, padded_y, 3, weight, mask)
+    torch.testing.assert_close(w, rank_weights(s, y, 3, weight, mask), **EXACT)
     loss, gradient = reference.drm_lists(padded_s, padded_y, w, 1.0, mask)
     expected_loss, expected_gradient = reference.drm_lists(s, y, w, 1.0, mask)
     torch.testing.assert_close(loss, expected_loss, **EXACT)
@@ -155,7 +156,7 @@ HAND = {  # K = 2 and K = 4
 def test_relaxed_metrics_become_the_metrics_worked_by_hand(metric):
     mask = torch.ones_like(HAND_Y, dtype=torch.bool)
     for k, expected in zip((2, 4), HAND[metric], strict=True):
-        w = reference.rank_weights(HAND_S, HAND_Y, k, metric, mask)
+        w = rank_weights(HAND_S, HAND_Y, k, metric, mask)
         value = (reference.soft_topk_forward(HAND_S, w, 1e-3, mask) * HAND_Y).sum().item()
         assert value == pytest.approx(expected, abs=1e-12)
 
@@ -179,7 +180,7 @@ def hard_metric(s, y, k, metric):
 def test_relaxed_metrics_become_the_metrics_on_random_ragged_lists(metric, k):
     s, y, mask = random_lists(20, 12)
     s = s.argsort().argsort().double()  # gaps of at least 1, so that tau = 1e-3 leaves less than e^-1000 elsewhere
-    w = reference.rank_weights(s, y, k, metric, mask)
+    w = rank_weights(s, y, k, metric, mask)
     values = (reference.soft_topk_forward(s, w, 1e-3, mask) * y).sum(1)
     expected = [hard_metric(s[b][mask[b]].tolist(), y[b][mask[b]].tolist(), k, metric) for b in range(20)]
     np.testing.assert_allclose(values, expected, **EXACT)
@@ -189,7 +190,7 @@ def test_soft_topk_becomes_the_hard_top_k():
     s, y, mask = random_lists(20, 12, ragged=False)
     s = s.argsort().argsort().double()
     for k in range(1, 13):
-        w = reference.rank_weights(s, y, k, "uniform", mask)
+        w = rank_weights(s, y, k, "uniform", mask)
         hard = torch.zeros_like(s).scatter(1, s.topk(k).indices, 1.0)
         torch.testing.assert_close(reference.soft_topk_forward(s, w, 1e-3, mask), hard, **EXACT)
 
@@ -198,7 +199,7 @@ def test_ndcg_weights_take_graded_relevance_as_gains():
     s = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
     y = torch.tensor([[1.0, 3.0, 2.0]], dtype=torch.float64)
     mask = torch.ones_like(y, dtype=torch.bool)
-    w = reference.rank_weights(s, y, 2, "ndcg", mask)
+    w = rank_weights(s, y, 2, "ndcg", mask)
     value = (reference.soft_topk_forward(s, w, 1e-3, mask) * y).sum().item()
     assert value == pytest.approx((1 + 3 * LOG3) / (3 + 2 * LOG3), abs=1e-12)
 
@@ -207,10 +208,10 @@ def test_without_k_each_list_is_cut_at_its_own_number_of_positives():
     s, y, mask = random_lists(8, 6)
     y[3] = 0  # no positives: no ranks
     for weight in WEIGHTS:
-        w = reference.rank_weights(s, y, None, weight, mask)
+        w = rank_weights(s, y, None, weight, mask)
         assert w.shape == (8, 6)
         for b, positives in enumerate(y.sum(1).int().tolist()):
-            alone = reference.rank_weights(s[b : b + 1], y[b : b + 1], max(positives, 1), weight, mask[b : b + 1])
+            alone = rank_weights(s[b : b + 1], y[b : b + 1], max(positives, 1), weight, mask[b : b + 1])
             torch.testing.assert_close(w[b, :positives], alone[0, :positives], **EXACT)
             assert (w[b, positives:] == 0).all()
 
@@ -219,9 +220,9 @@ def test_lists_without_positives_or_shorter_than_k_have_zero_weights_there():
     s, y = torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)
     mask = torch.tensor([[True, True, False, False]])
     for weight in ("recall", "ndcg", "ap"):
-        assert (reference.rank_weights(s, y, 3, weight, mask) == 0).all()
-    assert reference.rank_weights(s, y, 3, "uniform", mask).tolist() == [[1, 1, 0]]
-    assert reference.rank_weights(s, y, 3, "precision", mask).tolist() == [[1 / 3, 1 / 3, 0]]
+        assert (rank_weights(s, y, 3, weight, mask) == 0).all()
+    assert rank_weights(s, y, 3, "uniform", mask).tolist() == [[1, 1, 0]]
+    assert rank_weights(s, y, 3, "precision", mask).tolist() == [[1 / 3, 1 / 3, 0]]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ def test_permuting_a_list_permutes_its_gradient(scores, random, weight, tau):
     mask = torch.ones_like(y, dtype=torch.bool)
     results = []
     for s_, y_ in ((s, y), (s[:, order], y[:, order])):
-        w = reference.rank_weights(s_, y_, max(1, len(scores) // 2), weight, mask)
+        w = rank_weights(s_, y_, max(1, len(scores) // 2), weight, mask)
         results.append(reference.drm_lists(s_, y_, w, tau, mask))
     (loss, gradient), (loss_permuted, gradient_permuted) = results
     torch.testing.assert_close(loss_permuted, loss, rtol=1e-9, atol=1e-9)
@@ -278,7 +279,7 @@ def test_top_k_equals_sorting_every_item(score, k):
     indices = torch.tensor([item for items in seen for item in sorted(items)], dtype=torch.int32)
     tables = torch.tensor(queries, dtype=torch.float64), torch.tensor(V, dtype=torch.float64)
     for mask, left_out in (((indptr, indices), seen), (None, [set()] * 7)):
-        items, scores = reference.top_k(*tables, k, score, mask)
+        items, scores = reference.top_k(tables[0], reference.pack_items(tables[1], score), k, mask)
         assert items.dtype == torch.int32
         for row, query in enumerate(queries):
             values = V @ query if score == "dot" else -((V - query) ** 2).sum(1)
@@ -291,4 +292,5 @@ def test_top_k_equals_sorting_every_item(score, k):
 def test_top_k_of_a_block_of_rows_takes_a_slice_of_the_mask():
     queries, V = torch.ones(3, 1), torch.arange(4.0)[:, None]
     indptr, indices = torch.tensor([0, 1, 3, 4]), torch.tensor([0, 2, 3, 3], dtype=torch.int32)
-    assert reference.top_k(queries[1:], V, 2, "dot", (indptr[1:], indices))[0].tolist() == [[1, 0], [2, 1]]
+    items, _ = reference.top_k(queries[1:], reference.pack_items(V, "dot"), 2, (indptr[1:], indices))
+    assert items.tolist() == [[1, 0], [2, 1]]

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from drm_triton.errors import InputError
-from drm_triton.kernels import reference
+from drm_triton.kernels import reference, streams
 from drm_triton.kernels.protocol import ListPlan
 
 SIGNIFICANCE = 1e-4  # seeds are fixed, so a test passes or fails for good; this is how rarely a good generator fails
@@ -53,7 +53,7 @@ def test_permute_is_a_permutation_for_every_size():
     for size in [*range(1, 201), 1023, 1024, 1025, 5000]:
         for ident in range(3):
             number = torch.arange(size)
-            keys = reference.philox(7, 0, reference.ORDER, torch.full_like(number, ident))
+            keys = reference.philox(7, 0, streams.ORDER, torch.full_like(number, ident))
             image = reference.permute(number, torch.full_like(number, size), keys)
             assert image.sort().values.tolist() == number.tolist()
 
@@ -95,7 +95,7 @@ ROWS = [  # of 12 items: users with none, one, a few, all but one, and all of th
 def test_positives_are_the_users_own_and_negatives_never_are(rho, user_sampling, share):
     plan = plan_of(ROWS, 12, rho=rho, eta=6, user_sampling=user_sampling, share=share)
     for epoch in range(5):
-        users, items = epoch_of(plan, epoch)
+        users, items, _ = epoch_of(plan, epoch)
         assert users.dtype == items.dtype == torch.int32
         assert items.shape == (plan.n_lists, rho + 6)
         for user, row in zip(users.tolist(), items.tolist(), strict=True):
@@ -110,7 +110,7 @@ def test_positives_are_the_users_own_and_negatives_never_are(rho, user_sampling,
 @pytest.mark.parametrize("rho", [1, 2, 3, 5])
 def test_proportional_epoch_covers_every_interaction(rho):
     plan = plan_of(ROWS, 12, rho=rho, eta=2)
-    users, items = epoch_of(plan)
+    users, items, _ = epoch_of(plan)
     for user, row in enumerate(ROWS):
         lists = items[users == user, :rho]
         if len(row) in (0, 12):  # nothing to prefer, or nothing to prefer it to
@@ -122,7 +122,7 @@ def test_proportional_epoch_covers_every_interaction(rho):
 
 def test_last_negative_is_found():
     plan = plan_of([list(range(999))], 1000, rho=2, eta=3)
-    _, items = epoch_of(plan)
+    _, items, _ = epoch_of(plan)
     assert (items[:, 2:] == 999).all()
 
 
@@ -130,7 +130,7 @@ def test_last_negative_is_found():
 @pytest.mark.parametrize("share", [1, 2])
 def test_negatives_are_uniform(row, share):
     plan = plan_of([row or [0]] * 1000, 12, rho=1, eta=40, seed=3, share=share)
-    _, items = epoch_of(plan)
+    _, items, _ = epoch_of(plan)
     items = items[::share]  # those of different groups are independent
     others = [item for item in range(12) if item not in (row or [0])]
     counts = items[:, 1:].flatten().bincount(minlength=12)
@@ -142,34 +142,31 @@ def test_negatives_are_uniform(row, share):
 def test_negatives_of_a_list_are_independent(row):
     # Pairs of draws that follow each other are uniform over all pairs, whether shared or a list's own.
     plan = plan_of([row] * 1500, 12, rho=1, eta=2, seed=4, share=3)
-    _, items = epoch_of(plan)
+    _, items, _ = epoch_of(plan)
     counts = (items[::3, 1] * 12 + items[::3, 2]).bincount(minlength=144).reshape(12, 12)
     others = [item for item in range(12) if item not in row]
     assert chisquare(counts[others][:, others].flatten()).pvalue > SIGNIFICANCE
 
 
-def test_lists_share_the_draws_that_are_no_items_of_their_user():
+def test_lists_share_the_draws_that_are_not_items_of_their_user():
     plan = plan_of(ROWS * 4, 12, rho=1, eta=30, share=4)
-    users, items = epoch_of(plan)
-    users = users.tolist()
-    for first in range(0, plan.n_lists, 4):
-        group = items[first : first + 4, 1:]
-        for j in range(30):
-            column = group[:, j].tolist()
-            # Lists keep the shared draw unless it is an item of their user: some item explains all that agree.
-            explained = [
-                all((item == drawn) != (drawn in ROWS[users[first + t] % len(ROWS)]) for t, item in enumerate(column))
-                for drawn in range(12)
-            ]
-            assert any(explained)
-    assert (items[0, 1:] != items[4, 1:]).any()
+    users, items, shared = epoch_of(plan)
+    assert shared.size == 4
+    assert shared.items.shape == (-(-plan.n_lists // 4), 30)
+    drawn = shared.items.repeat_interleave(4, dim=0)[: plan.n_lists]
+    for b, user in enumerate(users.tolist()):
+        own = torch.tensor(ROWS[user % len(ROWS)], dtype=torch.int32)
+        assert torch.equal(shared.replaced[b], torch.isin(drawn[b], own))
+    assert torch.equal(items[:, 1:] == drawn, ~shared.replaced)
+    assert shared.replaced.any()
+    assert (shared.items[0] != shared.items[1]).any()
 
 
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
 def test_positives_are_uniform(user_sampling):
     row = [1, 4, 6, 7, 9]
     plan = plan_of([row] * 4000, 12, rho=2, eta=1, seed=5, user_sampling=user_sampling)
-    users, items = epoch_of(plan)
+    users, items, _ = epoch_of(plan)
     # One list of each user: lists of one user share its shuffle under proportional sampling.
     _, first = torch.unique(users, return_inverse=True)
     chosen = torch.full((len(first.unique()),), -1).scatter(0, first, torch.arange(len(first)))
@@ -182,7 +179,7 @@ def test_positives_are_uniform(user_sampling):
 
 def test_uniform_sampling_draws_eligible_users_equally_often():
     plan = plan_of(ROWS * 300, 12, rho=1, eta=1, user_sampling="uniform")
-    users, _ = epoch_of(plan)
+    users, _, _ = epoch_of(plan)
     counts = torch.bincount(users % len(ROWS), minlength=len(ROWS))
     assert counts[[0, 5]].tolist() == [0, 0]
     assert chisquare(counts[[1, 2, 3, 4, 6]]).pvalue > SIGNIFICANCE
@@ -192,8 +189,8 @@ def test_uniform_sampling_draws_eligible_users_equally_often():
 @pytest.mark.parametrize("share", [1, 4])
 def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling, share):
     plan = plan_of(ROWS, 12, rho=2, eta=5, user_sampling=user_sampling, share=share)
-    users, items = epoch_of(plan, epoch=3)
-    for size in (1, 2, 5, plan.n_lists):
+    users, items, _ = epoch_of(plan, epoch=3)
+    for size in (share, 2 * share, 5 * share, share * plan.n_lists):
         batches = [
             reference.sample_lists(plan, 3, start, min(start + size, plan.n_lists))
             for start in range(0, plan.n_lists, size)

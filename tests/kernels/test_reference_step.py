@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drm_triton.kernels import reference
-from drm_triton.kernels.protocol import Objective
+from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 TEN_STEPS = {"rtol": 1e-8, "atol": 1e-10}  # rounding grows from step to step
@@ -56,7 +56,7 @@ def losses_of_one_list(s, rho, n_items, objective):
 def test_losses_follow_their_definitions(weight, k):
     objective = Objective(rho=2, k=k, tau=0.4, lam=3.0, weight=weight, mse=True)
     U, V, users, items = random_step()
-    result = reference.list_gradients(U, V, users, items, objective)
+    result = reference.list_gradients(U, V, ListBatch(users, items), objective)
     for b in range(len(users)):
         hinge, drm, mse = losses_of_one_list(result.scores[b].tolist(), 2, len(V), objective)
         assert result.hinge[b].item() == pytest.approx(hinge, rel=1e-12)
@@ -74,7 +74,7 @@ def test_gradients_equal_autograd(score, weight, parts):
         rho=2, score=score, k=3, tau=0.5, lam=0.7, weight=weight, margin=0.8, hinge=hinge, drm=drm, mse=mse
     )
     U, V, users, items = random_step()
-    result = reference.list_gradients(U, V, users, items, objective)
+    result = reference.list_gradients(U, V, ListBatch(users, items), objective)
 
     rows = U[users.long()].requires_grad_()  # one row per list, so that each list's gradient stands alone
     s = reference.list_scores(rows, V, torch.arange(len(users)), items, score)
@@ -106,7 +106,7 @@ def int32(*values):
 def test_first_of_tied_entries_bears_the_hinge():
     U, V = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[0.1], [0.1], [0.5], [0.5]], dtype=torch.float64)
     objective = Objective(rho=2, drm=False)
-    g = reference.list_gradients(U, V, *int32([0], [[0, 1, 2, 3]]), objective).g
+    g = reference.list_gradients(U, V, ListBatch(*int32([0], [[0, 1, 2, 3]])), objective).g
     phi = math.log(1 + 4 / 2 * 2)
     np.testing.assert_allclose(g, [[-phi, 0, phi, 0]])
 
@@ -119,7 +119,7 @@ def test_hinge_ends_at_the_margin(negative, gap, violations):
     U = torch.ones(1, 1, dtype=torch.float64)
     V = torch.tensor([[0.75], [negative], [0.25 if violations else 0.0]], dtype=torch.float64)
     objective = Objective(rho=1, margin=0.5, drm=False)
-    result = reference.list_gradients(U, V, *int32([0], [[0, 1, 2]]), objective)
+    result = reference.list_gradients(U, V, ListBatch(*int32([0], [[0, 1, 2]])), objective)
     phi = math.log(1 + 3 / 2 * violations) if gap > 0 else 0
     assert result.hinge.item() == pytest.approx(phi * max(0, gap), rel=1e-12)
     np.testing.assert_allclose(result.g, [[-phi, phi, 0]])
@@ -127,12 +127,11 @@ def test_hinge_ends_at_the_margin(negative, gap, violations):
 
 def apply_step(U, V, state_U, state_V, users, items, objective, lr):
     """A whole step as a trainer makes it: both tables are updated from the factors at its start."""
-    gradients = reference.list_gradients(U, V, users, items, objective)
-    start = U.clone()
-    every = torch.arange(len(users), dtype=torch.int32)
-    ones = torch.ones(len(users), dtype=U.dtype)
-    reference.update_rows(U, state_U, users, ones, gradients.user_grad, every, lr, "dot")
-    reference.update_rows(V, state_V, items.flatten(), gradients.g.flatten(), start, users, lr, objective.score)
+    batch = ListBatch(users, items)
+    gradients = reference.list_gradients(U, V, batch, objective)
+    item_terms = GradientTerms.of_items(batch, gradients.g, U.clone())
+    reference.update_rows(U, state_U, GradientTerms.of_users(users, gradients.user_grad), lr, "dot")
+    reference.update_rows(V, state_V, item_terms, lr, objective.score)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -173,7 +172,7 @@ def test_batch_of_one_is_the_printed_algorithm(score):
     """One list, one user, rho + eta items: gradients by the chain rule in NumPy, each row stepped and projected."""
     objective = Objective(rho=2, score=score, lam=0.5)
     U, V, users, items = random_step(B=1)
-    g = reference.list_gradients(U, V, users, items, objective).g[0].numpy()
+    g = reference.list_gradients(U, V, ListBatch(users, items), objective).g[0].numpy()
     u, v = U[users[0]].numpy().copy(), V[items[0].long()].numpy().copy()
     if score == "dot":
         du, dv = g @ v, g[:, None] * u
@@ -195,7 +194,7 @@ def test_batch_of_one_is_the_printed_algorithm(score):
 
 def test_rows_inside_the_ball_are_not_pushed_to_the_sphere():
     table, state = torch.full((1, 2), 0.1), torch.zeros(1, 2)
-    rows = source = torch.zeros(1, dtype=torch.int32)
-    reference.update_rows(table, state, rows, torch.ones(1), torch.tensor([[1.0, -2.0]]), source, 0.01, "dot")
+    terms = GradientTerms.of_users(torch.zeros(1, dtype=torch.int32), torch.tensor([[1.0, -2.0]]))
+    reference.update_rows(table, state, terms, 0.01, "dot")
     torch.testing.assert_close(table, torch.tensor([[0.09, 0.11]]))
     assert state.tolist() == [[1.0, 4.0]]

@@ -1,6 +1,7 @@
-"""The trainer: it learns, it is exact, and it survives extreme settings and tiny data."""
+"""The training loop learns, is exact, and survives extreme settings and tiny data."""
 
 import math
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,9 +12,11 @@ import torch
 from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
-from drm_triton.kernels import get_backend
+from drm_triton.kernels import get_backend, reference
+from drm_triton.kernels.protocol import ListBatch
 from drm_triton.ranking.evaluate import evaluate, popularity_ranker
 from drm_triton.training.loop import initial_state, interactions_to_fit, train
+from drm_triton.training.state import State
 from drm_triton.training.step import learning_rate, objective_of, train_step
 
 
@@ -72,7 +75,7 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
         {"share": 1000, "batch_size": 1000},
     ],
 )
-def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: dict) -> None:
+def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: dict[str, Any]) -> None:
     models = [DRM(factors=16, epochs=2, threads=threads, **options).fit(data) for threads in (1, 2, 1)]
     for other in models[1:]:
         for a, b in zip(factors_of(models[0]), factors_of(other), strict=True):
@@ -82,18 +85,18 @@ def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: d
 
 
 @pytest.mark.parametrize("options", [{}, {"score": "l2", "cov": 0.5, "cov_every": 3}, {"objective": "mse+drm"}])
-def test_backends_agree(data: Dataset, options: dict) -> None:
+def test_backends_agree(data: Dataset, options: dict[str, Any]) -> None:
     """Float32 sums in another order: after ten steps 90% of the factors agree to 1e-5 of the unit ball's radius.
 
     The gradient has jumps (the signs of score differences, the hinge's choice of items), so a near tie that rounding
     decides otherwise shows in the rows of that list.
     """
     states = []
-    for backend in ("cpu", "reference"):
+    for name in ("cpu", "reference"):
         config = TrainConfig(factors=8, batch_size=256, eval_every=0, lr=0.05, **options)
         state = initial_state(config, data.train, torch.device("cpu"))
         states.append(
-            train(state, config, data, data.train, get_backend(backend), on_batch=lambda s, n_lists: s.step == 10)
+            train(state, config, data, data.train, get_backend(name), on_batch=lambda s, n_lists: s.step == 10)
         )
     for name in ("U", "V"):
         a, b = (getattr(state, name) for state in states)
@@ -146,21 +149,20 @@ def test_nothing_to_train_on_is_an_error() -> None:
 
 def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
     config = TrainConfig(factors=4, epochs=3, eval_every=0)
-    fit, ops = interactions_to_fit(data, config), get_backend("cpu")
+    fit, backend = interactions_to_fit(data, config), get_backend("cpu")
     state = initial_state(config, fit, torch.device("cpu"))
 
-    def poison(state: object, n_lists: int) -> None:
-        if state.step == 4:  # type: ignore[attr-defined]
-            state.V[:] = math.nan  # type: ignore[attr-defined]
+    def poison(state: State, n_lists: int) -> None:
+        if state.step == 4:
+            state.V[:] = math.nan
 
-    with pytest.raises(DrmError, match=r"the loss became nan in epoch 1, step 5 \(lr 0\.2, tau"):
-        train(state, config, data, fit, ops, on_batch=poison)
+    with pytest.raises(DrmError, match=r"the loss became nan in epoch 1, step 5 \(`lr` 0\.2, `tau`"):
+        train(state, config, data, fit, backend, on_batch=poison)
 
 
 def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) -> None:
     """One step by hand in float64: gradients at the old factors, one Adagrad step a row, projection by max(1, norm)."""
-    config = TrainConfig(factors=5, batch_size=3, share=1, init="normal", lr=0.5, threads=1)
-    ops, reference = get_backend("cpu"), get_backend("reference")
+    config = TrainConfig(factors=5, init="normal", lr=0.5, threads=1)
     fit = interactions_to_fit(data, config)
     state = initial_state(config, fit, torch.device("cpu"))
     users = torch.tensor([0, 1, 0], dtype=torch.int32)
@@ -172,7 +174,7 @@ def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) 
     (hinge + config.lam * drm).sum().backward()
     for table in (U, V):
         torch.optim.Adagrad([table], lr=config.lr).step()
-    train_step(state, users, items, config, objective_of(config), ops, config.lr)
+    train_step(state, ListBatch(users, items), config, objective_of(config), get_backend("cpu"), config.lr)
     for ours, theirs in ((state.U, U), (state.V, V)):
         expected = theirs.detach() / theirs.detach().norm(dim=1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(ours.double(), expected, atol=2e-5, rtol=0)
