@@ -249,7 +249,8 @@ def test_a_cut_off_beyond_the_list_does_not_matter_without_drm(backend, weight):
 def update(backend, **change):
     arguments = {
         "table": factors(6, 4, 3), "state": torch.ones(6, 4), "lr": 0.1, "score": "dot", "dense": None,
-        "rows": int32(0, 1, 1, 5), "coefficients": torch.ones(2, 2), "vectors": factors(3, 4, 4), "sources": int32(0, 2),
+        "rows": int32(0, 1, 1, 5), "coefficients": torch.ones(2, 2),
+        "vectors": factors(3, 4, 4), "sources": int32(0, 2),
     } | change  # fmt: skip
     rows, coefficients, vectors, sources = (arguments.pop(name) for name in GradientTerms._fields[:4])
     backend.update_rows(**arguments, terms=GradientTerms(rows.view(2, 2), coefficients, vectors, sources))
