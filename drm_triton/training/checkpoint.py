@@ -1,11 +1,11 @@
 """A model on disk: a directory with one safetensors file and the interactions it was fit on.
 
-    model.safetensors   user_factors [M, d], item_factors [N, d], and user_state, item_state where training may go on;
-                        its header's metadata holds one JSON object: format, version, config, progress of training
+    model.safetensors   user_factors [M, d], item_factors [N, d]; also user_state, item_state if training can resume.
+                        The metadata in its header is one JSON object: format, version, config, training progress
     data/               users.parquet, items.parquet (external ids, titles) and the interactions, see `data.store`
 
-Only model.safetensors changes during training. It is written atomically: a reader, or a run that is killed at any
-moment, finds the old model or the new one.
+Only model.safetensors changes during training. It is written atomically: a reader, or a run that resumes after a kill,
+finds the old model or the new one.
 """
 
 import json
@@ -26,7 +26,7 @@ FILE = "model.safetensors"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], also: Path | None = None) -> None:
-    """Write a model file atomically; `also` names a second place for the same file (a hard link where possible)."""
+    """Write a model file atomically, and link or copy it to a second path `also`."""
     header = {"drm-triton": json.dumps({"format": FORMAT, "version": VERSION, **metadata})}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
@@ -39,7 +39,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a model file: its tensors (on the CPU) and metadata, with its format verified."""
+    """Read a model file and verify its format. Return its tensors, on the CPU, and its metadata."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get("drm-triton", "{}"))
@@ -52,7 +52,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(f"{path}: a safetensors file, but not a drm-triton model")
     if metadata.get("version") != VERSION:
         raise InputError(
-            f"{path}: model format version {metadata.get('version')!r}, and this program reads version {VERSION}; "
+            f"{path}: model format version {metadata.get('version')!r}, but this program reads version {VERSION}; "
             "use the version of drm-triton that wrote it"
         )
     missing = {"user_factors", "item_factors"} - tensors.keys()

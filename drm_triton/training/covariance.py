@@ -5,7 +5,7 @@ With X the factors stacked, T = M + N rows, m their mean and C = (X - m)^T (X - 
     printed:      L = (||C||_F - ||diag C||^2) / T         dL/dC = (C / ||C||_F - 2 diag C) / T
     decorrelate:  L = (||C||_F^2 - ||diag C||^2) / 2       dL/dC = C - diag C
 
-    dL/dX = 2 / T (X - m) dL/dC                            (the path through m vanishes: the rows of X - m sum to 0)
+    dL/dX = 2 / T (X - m) dL/dC       (the term through m is zero, because the rows of X - m sum to 0)
 """
 
 import torch
@@ -16,7 +16,7 @@ from drm_triton.training.initialize import one_thread
 
 
 def covariance(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [d] and covariance [d, d] of all factors."""
+    """Return the mean [d] and the covariance [d, d] of all factors."""
     T = len(U) + len(V)
     mean = (U.sum(0) + V.sum(0)) / T
     U, V = U - mean, V - mean
@@ -24,7 +24,7 @@ def covariance(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def covariance_loss(U: Tensor, V: Tensor, form: CovForm) -> Tensor:
-    """L_C, a scalar."""
+    """Return the loss L, a scalar."""
     _, C = covariance(U, V)
     if form == "printed":
         return (torch.linalg.norm(C) - C.diagonal().square().sum()) / (len(U) + len(V))
@@ -32,9 +32,9 @@ def covariance_loss(U: Tensor, V: Tensor, form: CovForm) -> Tensor:
 
 
 def covariance_gradient(U: Tensor, V: Tensor, form: CovForm) -> tuple[Tensor, Tensor]:
-    """Gradient of L_C to U [M, d] and to V [N, d]."""
+    """Return the gradient of L to U [M, d] and to V [N, d]."""
     T = len(U) + len(V)
-    with one_thread():  # so that the bits do not depend on the number of threads
+    with one_thread():  # the bits must not depend on the number of threads
         mean, C = covariance(U, V)
         diagonal, length = torch.diag(C.diagonal()), torch.linalg.norm(C).clamp(min=1e-30)
         dC = (C / length - 2 * diagonal) / T if form == "printed" else C - diagonal

@@ -1,8 +1,8 @@
-"""A run directory: what a training leaves on disk, and how it is taken up again.
+"""The run directory: what training writes to disk, and how it resumes.
 
 config.toml     the resolved configuration
 env.json        versions, machine, data set and its checksum
-metrics.jsonl   one line an epoch; metrics.csv has the same columns
+metrics.jsonl   one line per epoch; metrics.csv has the same columns
 last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
 curves.png      loss and validation metrics over epochs and seconds
 """
@@ -28,19 +28,19 @@ from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, State
 
 TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
-RESUMABLE = {"epochs", "patience", "threads", "backend"}  # what may change without changing what was trained
+RESUMABLE = {"epochs", "patience", "threads", "backend"}  # options that do not change what was trained so far
 COUNTERS = ("epoch", "position", "step", "seconds", "sums", "best", "best_epoch", "stale")
 
 
 class Run:
-    """A run directory in use. As a callback of `loop.train` it records each epoch."""
+    """An open run directory. As a callback of `loop.train` it records each epoch."""
 
     def __init__(self, path: Path, config: TrainConfig, records: list[dict[str, Any]]) -> None:
         self.path, self.config, self.records = path, config.resolved(), records
 
     @classmethod
     def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
-        """Make a new run directory; one that holds a run already is an error."""
+        """Create a run directory. A directory that is not empty is refused."""
         path = new_directory(path)
         with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
             interactions_only(dataset, fit).save(folder / "last" / "data")
@@ -52,9 +52,9 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path, dataset: Dataset, config: TrainConfig) -> tuple["Run", State | None]:
-        """Take up a run at its last checkpoint (None if it was stopped before the first one).
+        """Open a run and read its last checkpoint. The state is None if the run stopped before the first checkpoint.
 
-        `config` may differ from the run's in RESUMABLE options, and is written to config.toml.
+        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml.
         """
         path = Path(path)
         stored = TrainConfig.from_toml(existing(path) / "config.toml").resolved().to_dict()
@@ -69,22 +69,22 @@ class Run:
             )
         if changed:
             atomic.write_text(path / "config.toml", config.to_toml())
-        for left in path.glob(f"*/.*{atomic.PARTIAL}"):  # by a process that was killed while it wrote
+        for left in path.glob(f"*/.*{atomic.PARTIAL}"):  # from a process that was killed while writing
             left.unlink()
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, []), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
         fields: dict[str, Any] = {field: tensors[name] for name, field in TENSORS.items()}
         state = State(**fields, **{name: metadata["training"][name] for name in COUNTERS})
-        # A run killed between recording an epoch and saving it has a line too many.
+        # A run that was killed after recording an epoch and before saving it has one line too many.
         records = [record for record in read_metrics(path) if record["epoch"] <= state.epoch]
         run = cls(path, config, records)
         if records:
-            run.write_metrics()  # without what was dropped, even if no epoch follows
+            run.write_metrics()  # drop that line even if no epoch follows
         return run, state
 
     def __call__(self, end: EpochEnd) -> None:
-        """Record an epoch: metrics first, then the checkpoint that makes it final."""
+        """Record an epoch: first its metrics, then the checkpoint."""
         self.records.append(end.record)
         self.write_metrics()
         self.save(end.state, best=end.improved)
@@ -96,7 +96,7 @@ class Run:
         atomic.write_text(self.path / "metrics.csv", csv_text(self.records))
 
     def save(self, state: State, best: bool = False) -> None:
-        """Write the state to last/, and to best/ as well if it is the best so far."""
+        """Write the state to last/, and also to best/ if it is the best so far."""
         tensors = {name: getattr(state, field) for name, field in TENSORS.items()}
         counters = {name: getattr(state, name) for name in COUNTERS}
         metadata = {"config": self.config.to_dict(), "training": counters}
@@ -111,55 +111,56 @@ class Run:
 
 
 def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:
-    """Make a data set of the interactions a model was fit on, with the ids of the original."""
+    """Return a data set with the interactions that a model was fit on and the ids of the original."""
     empty = CSR.empty(fit.shape)
     return Dataset(fit, empty, empty, dataset.users, dataset.items, {"source": "model"})
 
 
 def new_directory(path: str | Path) -> Path:
-    """Make the directory of a new run; one that holds anything already is an error."""
+    """Create the directory of a new run. A directory that is not empty is refused."""
     path = Path(path)
     try:
         if (path / "config.toml").exists():
-            raise InputError(f"{path} holds a run already; resume it with --resume {path}, or give another --run")
+            raise InputError(f"{path} already contains a run; resume it with `resume`, or give another `run`")
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise InputError(f"{path} exists and is not empty; give another --run")
+            raise InputError(f"{path} exists and is not empty; give another `run`")
     except OSError as error:
-        raise InputError(f"{path}: cannot make the run directory ({error.strerror}); give another --run") from None
+        raise InputError(f"{path}: cannot create the run directory ({error.strerror}); give another `run`") from None
     return path
 
 
 def check_resumable(path: Path, schedule: str, changed: Sequence[str]) -> None:
-    """Raise if a run cannot be taken up with these options changed."""
+    """Raise if a run cannot resume with these options changed."""
     fixed = sorted(set(changed) - RESUMABLE)
     if fixed:
-        raise InputError(f"{path}: a resumed run cannot change {', '.join(fixed)}; only {', '.join(sorted(RESUMABLE))}")
+        refused, allowed = (", ".join(f"`{name}`" for name in names) for names in (fixed, sorted(RESUMABLE)))
+        raise InputError(f"{path}: a resumed run cannot change {refused}, only {allowed}")
     if schedule == "linear" and "epochs" in changed:
         raise InputError(
-            f"{path}: a resumed run cannot change epochs: the linear schedule of the learning rate ends with them"
+            f"{path}: a resumed run cannot change `epochs`: the linear schedule of the learning rate depends on it"
         )
 
 
 def existing(path: str | Path) -> Path:
-    """Path of a run directory, verified."""
+    """Return the path of a run directory, verified."""
     path = Path(path)
     if not (path / "config.toml").exists():
-        raise InputError(f"{path} is not a run directory (it has no config.toml); runs are made by drm-triton train")
+        raise InputError(f"{path} is not a run directory: it has no config.toml; give a directory that training wrote")
     return path
 
 
 def checkpoint_directory(path: str | Path) -> Path:
-    """Where the model of a run is: its best checkpoint, or else its last; a checkpoint directory stands for itself."""
+    """Return the directory of a run's model: its best checkpoint, else its last. A checkpoint directory is accepted."""
     path = Path(path)
     for place in (path, path / "best", path / "last"):
         if (place / checkpoint.FILE).exists():
             return place
-    raise InputError(f"{path}: no model there; give a run directory made by drm-triton train, or a saved model")
+    raise InputError(f"{path}: there is no model; give a run directory or a saved model")
 
 
 def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
-    """Load the data set a run was trained on: the one given, or where the run found it."""
+    """Load the data set of a run: from `given`, or else from the path that the run recorded."""
     path = Path(path)
     if given is not None:
         return Dataset.load(given)
@@ -168,28 +169,28 @@ def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
             stored = read_environment(place)["data"].get("path")
             if stored is not None:
                 return Dataset.load(stored)
-    raise InputError(f"{path} does not say where its data lies; give --dataset")
+    raise InputError(f"{path} does not record where its data set is; give `dataset`")
 
 
 def read_environment(path: str | Path) -> dict[str, Any]:
-    """A run's env.json; it says at least something under `data`."""
+    """Read env.json of a run and verify that it has an entry `data`."""
     file = Path(path) / "env.json"
     try:
         environment = json.loads(file.read_text("utf-8"))
         if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
-            raise ValueError("it does not describe a training")
+            raise ValueError("it does not describe a run")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {file}: {error}; move it away and give --dataset") from error
+        raise InputError(f"cannot read {file}: {error}; move the file away and give `dataset`") from error
     return environment
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Lines of a run's metrics.jsonl, less a last one that is cut off, as a crash of the machine may leave it."""
+    """Read metrics.jsonl of a run. A last line that is cut off, as after a crash of the machine, is dropped."""
     file = Path(path) / "metrics.jsonl"
     if not file.exists():
         return []
     records = []
-    *lines, rest = file.read_bytes().split(b"\n")  # the rest is empty where the file is whole
+    *lines, rest = file.read_bytes().split(b"\n")  # the rest is empty if the file is complete
     for number, line in enumerate([*lines, rest], 1):
         try:
             record = json.loads(line)
@@ -204,13 +205,13 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def best_record(records: Sequence[dict[str, Any]], monitor: str) -> dict[str, Any]:
-    """The record of the epoch with the best validation metric, the earliest of equal ones; empty without validation."""
+    """Return the record of the epoch with the best validation metric (the earliest if tied), or {} if there is none."""
     name = f"valid/{monitor}"
     return max((record for record in records if name in record), key=lambda record: record[name], default={})
 
 
 def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """What a result depends on besides its configuration."""
+    """Return what a result depends on besides its configuration."""
     return {
         "drm_triton": __version__,
         "python": platform.python_version(),
@@ -228,7 +229,7 @@ def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:
-    """Records as a CSV table, with the columns of all of them."""
+    """Return records as a CSV table with the union of their columns."""
     columns = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -16,7 +16,7 @@ def test_help_has_examples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}"], "no model there"),
+        (["{run}"], "there is no model"),
         (["{run}", "{run}/"], "a run is given twice"),
         (["{run}", "--dataset", "{run}"], "no data set at"),
         (["{run}", "--out", "{run}"], "cannot write"),

@@ -100,7 +100,7 @@ def test_flags_override_the_file_and_unknown_keys_are_errors(stored: Path, tmp_p
 def test_resume_changes_only_what_may_change(stored: Path, run: Path) -> None:
     code, _, errors = call("train", "--resume", run, "--factors", 16)
     assert code == 2
-    assert "a resumed run cannot change factors" in errors
+    assert "a resumed run cannot change --factors" in errors
     code, _, errors = call("train", "--resume", run, "--epochs", 3)
     assert code == 2
     assert "the linear schedule of the learning rate ends with them" in errors
@@ -141,9 +141,9 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
         (["train", "-d", "{data}", "--tau", "0"], "--tau must be at least 1e-32, got 0.0"),
         (["train", "-d", "{data}", "--score", "cosine"], "--score must be one of dot, l2, got 'cosine'"),
         (["train", "-d", "{data}", "--backend", "triton"], "triton cannot be used"),
-        (["train", "-d", "{data}", "--run", "{run}"], "holds a run already"),
+        (["train", "-d", "{data}", "--run", "{run}"], "already contains a run"),
         (["train", "--resume", "{data}"], "is not a run directory"),
-        (["evaluate", "{data}"], "no model there"),
+        (["evaluate", "{data}"], "there is no model"),
         (["evaluate", "{run}", "--on", "train"], "--on must be valid or test"),
         (["evaluate", "{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
         (["evaluate", "{run}", "--k", "0"], "--k takes cut-offs from 1 to 1000"),

@@ -91,8 +91,8 @@ def test_without_a_held_out_part_the_other_sections_remain(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("runs", "datasets", "message"),
     [
-        (["songs"], [], "no model there"),
-        (["nowhere"], [], "no model there"),
+        (["songs"], [], "there is no model"),
+        (["nowhere"], [], "there is no model"),
         (["dot", "dot/"], [], "a run is given twice"),
         (["dot"], ["other"], "no run needs the data set .*other; leave it out of `datasets`"),
         (["dot"], ["nowhere"], "no data set at"),

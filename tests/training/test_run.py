@@ -286,7 +286,7 @@ def test_nan_keeps_the_last_good_checkpoint(data: Dataset, tmp_path: Path) -> No
 
 
 def test_refusals(data: Dataset, whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds a run already; resume it with"):
+    with pytest.raises(InputError, match="already contains a run; resume it with"):
         Run.create(whole, TrainConfig(), data, data.train)
     with pytest.raises(InputError, match="is not a run directory"):
         Run.open(tmp_path, data, TrainConfig())
@@ -300,7 +300,7 @@ def test_refusals(data: Dataset, whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_model_is_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no model there"):
+    with pytest.raises(InputError, match="there is no model"):
         DRM.load(tmp_path)
     (tmp_path / FILE).write_bytes((whole / "last" / FILE).read_bytes()[:1000])
     with pytest.raises(InputError, match="not a readable model file"):
@@ -334,7 +334,7 @@ def test_a_resumed_run_keeps_its_configuration(data: Dataset, tmp_path: Path) ->
     options = {**OPTIONS, "epochs": 1, "schedule": "constant"}
     run = tmp_path / "run"
     DRM(**options).fit(data, run=run)
-    with pytest.raises(InputError, match="a resumed run cannot change factors, score"):
+    with pytest.raises(InputError, match="a resumed run cannot change `factors`, `score`"):
         DRM(**{**options, "factors": 16, "score": "l2"}).fit(data, run=run, resume=True)
     (run / "last" / ".model.safetensors.cc35c411.partial").touch()  # as a killed process leaves it
     DRM(**{**options, "epochs": 2}).fit(data, run=run, resume=True)
