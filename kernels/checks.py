@@ -88,29 +88,29 @@ def check_devices(function: str, **tensors: Tensor) -> None:
 
 
 def values_of(tensor: Tensor) -> Any:
-    """A tensor on the CPU as a NumPy array: torch's threads would spin beside the kernels' own; another as it is."""
+    """Return a CPU tensor as a NumPy array, so that torch's threads do not compete with those of the kernels."""
     return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor
 
 
 def check_index(function: str, name: str, index: Tensor, size: int) -> None:
-    """Raise unless every element of `index` is in 0 .. size - 1; reads them, so it waits for a GPU."""
+    """Raise unless every element of `index` is in 0 .. size - 1. Reads the values."""
     values = values_of(index)
     if index.numel() and (values.min() < 0 or values.max() >= size):
         raise InputError(f"{function}: {name} must be in [0, {size}), got values {values.min()} to {values.max()}")
 
 
 def check_rows(function: str, of: str, indptr: Tensor, indices: Tensor, n_items: int) -> None:
-    """Raise unless each row, indices[indptr[i] : indptr[i + 1]], holds items 0 .. n_items - 1, strictly ascending."""
+    """Raise unless each row indices[indptr[i] : indptr[i + 1]] contains items below n_items, strictly ascending."""
     library, ends = (np, values_of(indptr)) if indptr.device.type == "cpu" else (torch, indptr)
     first, last = int(ends[0]), int(ends[-1])
     if not (first >= 0 and last <= len(indices) and bool((ends[1:] >= ends[:-1]).all())):
         raise InputError(f"{function}: the indptr{of} must ascend within [0, {len(indices)}], the length of indices")
     for start in range(first, last, CSR_CHUNK):
-        part = indices[start : min(start + CSR_CHUNK + 1, last)]
-        check_index(function, f"the indices{of}", part, n_items)
-        items = values_of(part)
+        chunk = indices[start : min(start + CSR_CHUNK + 1, last)]
+        check_index(function, f"the indices{of}", chunk, n_items)
+        items = values_of(chunk)
         falls = library.where(items[1:] <= items[:-1])[0] + (start + 1)
-        if bool((ends[library.searchsorted(ends, falls)] != falls).any()):  # only a new row may start over
+        if bool((ends[library.searchsorted(ends, falls)] != falls).any()):  # only a new row may start lower
             raise InputError(f"{function}: the indices{of} must ascend within each row, without repeats")
 
 
@@ -216,20 +216,20 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """First address of a tensor's elements, and the one past the last."""
+    """Return the addresses of a tensor's first element and of the end of its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size() if tensor.numel() else start
 
 
 def largest_norm(function: str, label: str, factors: Tensor) -> float:
-    """Norm of the longest row; an error if there are values that are not finite."""
+    """Return the norm of the longest row. Values that are not finite are an error."""
     if factors.device.type == "cpu" and factors.numel() and factors.dtype == torch.float32:
         rows = values_of(factors)
         norm = math.sqrt(np.einsum("ij,ij->i", rows, rows).max())
     else:
         norm = 0.0 if len(factors) == 0 else math.nan
-    if not math.isfinite(norm):  # or beyond what a square in float32 can be
+    if not math.isfinite(norm):  # or the square overflows float32
         norm = torch.linalg.vector_norm(factors.detach(), dim=1).max().item()
     if not math.isfinite(norm) and not factors.isfinite().all():
         raise InputError(f"{function}: {label} holds values that are not finite (NaN or infinity)")
@@ -266,7 +266,7 @@ def check_top_k(queries: Tensor, items: PackedItems, k: int, seen: tuple[Tensor,
 
 
 def check_softsort(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> None:
-    """Check what `soft_topk_forward`, `soft_topk_backward` and `drm_lists` share; `others` are [B, n] like s."""
+    """Check the arguments of `soft_topk_forward`, `soft_topk_backward` and `drm_lists`; `others` are [B, n] like s."""
     check_tau(function, tau)
     check_tensor(function, "s", s, (None, None), FLOATS)
     B, n = s.shape

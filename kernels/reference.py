@@ -41,7 +41,7 @@ MASK32 = 0xFFFFFFFF
 
 
 def philox(seed: int, epoch: int, stream: int, ident: Tensor, block: Tensor | int = 0) -> list[Tensor]:
-    """Four uniform 32-bit words for each element of `ident` (broadcast against `block`)."""
+    """Return four uniform 32-bit words for each element of `ident`, broadcast against `block`."""
     ident, c0 = torch.broadcast_tensors(ident, torch.as_tensor(block, device=ident.device))
     c2, c3 = ident & MASK32, (ident >> 32) & MASK32
     c1 = torch.full_like(c0, (4 * epoch + stream) & MASK32)
@@ -60,7 +60,7 @@ def philox(seed: int, epoch: int, stream: int, ident: Tensor, block: Tensor | in
 
 def below(word: Tensor, size: Tensor | int) -> Tensor:
     """Map a uniform 32-bit word to 0 .. size - 1 by multiply and shift (bias below size / 2^32)."""
-    # word * size may pass 2^63, so the product is formed from the two halves of the word.
+    # word * size may overflow int64, so the product is formed from the two halves of the word.
     return (((word & 0xFFFF) * size >> 16) + (word >> 16) * size) >> 16
 
 
@@ -73,10 +73,10 @@ def mix(x: Tensor, key: Tensor) -> Tensor:
 
 
 def permute(index: Tensor, size: Tensor, keys: list[Tensor]) -> Tensor:
-    """Image of `index` under a keyed pseudo-random permutation of 0 .. size - 1; all arguments [*] int64.
+    """Return the image of `index` under a keyed pseudo-random permutation of 0 .. size - 1. All arguments are int64.
 
-    A Feistel network on a grid of 2^h columns and ceil(size / 2^h) rows, walked on until the image is below `size`:
-    any element of a shuffle in constant time and no memory.
+    A Feistel network permutes a grid of 2^h columns and ceil(size / 2^h) rows. It is applied again until the image is
+    below `size` (cycle walking). Any element of a shuffle costs constant time and no memory.
     """
     h = half_bits(size)
     columns = torch.ones_like(size) << h
@@ -96,7 +96,7 @@ def permute(index: Tensor, size: Tensor, keys: list[Tensor]) -> Tensor:
 
 
 def half_bits(size: Tensor) -> Tensor:
-    """Half the bit length of size - 1, rounded down."""
+    """Return half the bit length of size - 1, rounded down."""
     bits = torch.zeros_like(size)
     for shift in range(63):
         bits += ((size - 1) >> shift) > 0
@@ -158,10 +158,10 @@ def negative_words(plan: ListPlan, epoch: int, ident: Tensor, first_block: int) 
 
 
 def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows k = 1 .. K of the relaxed permutation matrix: (c_k [B, 1], P_k [B, n]); masked entries are 0."""
+    """Yield (c_k [B, 1], P_k [B, n]) for rows k = 1 .. K of the relaxed permutation matrix. Masked entries are 0."""
     length = mask.sum(-1, keepdim=True)
     top = torch.where(mask, s.detach(), -math.inf).amax(-1, keepdim=True)
-    s = torch.where(mask, s - top, 0)  # P does not feel a constant, but rounding does
+    s = torch.where(mask, s - top, 0)  # P is invariant to a shift of the scores, and rounding errors are smaller near 0
     b = ((s[:, :, None] - s[:, None, :]).abs() * mask[:, None, :]).sum(-1)
     for rank in range(1, k + 1):
         c = (length + 1 - 2 * rank).to(s.dtype)
@@ -170,7 +170,7 @@ def neural_sort(s: Tensor, k: int, tau: float, mask: Tensor) -> Iterator[tuple[T
 
 
 def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
-    """Q = sum_k w_k P_k: [B, n]."""
+    """Compute Q = sum_k w_k P_k: [B, n]."""
     check_softsort("soft_topk_forward", s, w, tau, mask)
     Q = torch.zeros_like(s)
     for rank, (_, P) in enumerate(neural_sort(s, w.shape[1], tau, mask)):
@@ -179,7 +179,7 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
-    """Gradient ds for an upstream gradient q = dL/dQ, in closed form.
+    """Compute the gradient ds for an upstream gradient q = dL/dQ, in closed form.
 
     dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_k,   ds_j = sum_k c_k dz_kj - sum_l sign(s_j - s_l)(G_j + G_l)
     """
@@ -194,7 +194,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """DRM loss ||y - Q||^2 of each list and its gradient to the scores: [B], [B, n]."""
+    """Compute the DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n]."""
     check_softsort("drm_lists", s, w, tau, mask, y=y)
     r = torch.where(mask, y - soft_topk_forward(s, w, tau, mask), 0)
     return (r * r).sum(-1), soft_topk_backward(s, w, tau, mask, -2 * r)
@@ -205,13 +205,13 @@ def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tupl
 
 
 def list_scores(U: Tensor, V: Tensor, users: Tensor, items: Tensor, score: Score) -> Tensor:
-    """Scores of lists: dot u.v, l2 -||u - v||^2: [B, n]."""
+    """Compute the scores of lists, u.v under `dot` and -||u - v||^2 under `l2`: [B, n]."""
     u, v = U[users.long()][:, None, :], V[items.long()]
     return (u * v).sum(-1) if score == "dot" else -(u - v).square().sum(-1)
 
 
 def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
-    """Hinge, DRM and MSE of each list, differentiable by autograd: the printed formulas. [B] each."""
+    """Compute hinge, DRM and MSE of each list [B] by their definitions. Autograd can differentiate them."""
     rho, n = objective.rho, s.shape[1]
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     mask = torch.ones_like(s, dtype=torch.bool)
