@@ -29,7 +29,7 @@ from drm_triton import DRM, Dataset
 from drm_triton.bench.quality import SETS
 from drm_triton.bench.record import RESULTS, Row, environment, race
 from drm_triton.data.csr import CSR
-from drm_triton.data.split import lots
+from drm_triton.data.split import random_keys
 from drm_triton.names import Score
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, popularity_ranker
 from drm_triton.ranking.fold_in import fold_in, mean_direction
@@ -52,7 +52,7 @@ def prepared(name: str, fold: int, data: Path) -> Dataset:
 def halves(held_out: CSR) -> tuple[CSR, CSR]:
     """Histories and what is to be found, of each person."""
     rows = np.repeat(np.arange(held_out.shape[0]), held_out.degrees())
-    hidden = lots(1, rows, held_out.indices) < np.uint64(TEST_SHARE * 2**64)
+    hidden = random_keys(1, rows, held_out.indices) < np.uint64(TEST_SHARE * 2**64)
     known, found = (CSR.from_pairs(rows[part], held_out.indices[part], held_out.shape) for part in (~hidden, hidden))
     return known, found
 

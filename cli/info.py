@@ -1,4 +1,4 @@
-"""`drm-triton info`: what is in a prepared data set."""
+"""`drm-triton info`: print the statistics of a prepared data set."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,14 @@ def info(
     directory: Annotated[
         str,
         typer.Argument(
-            help="A prepared data set: its directory, or its name under data/.",
+            help="Prepared data set: a directory, or a name under data/.",
             metavar="DIR",
             autocompletion=complete.datasets,
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
-    """Print a data set's statistics, beside the paper's where it has them.
+    """Print the statistics of a data set, beside those of the paper if the paper uses it.
 
     Examples:
 
@@ -43,7 +43,7 @@ def info(
 
 
 def summary(data: "Dataset", path: Path) -> dict[str, Any]:
-    """Return the statistics as one JSON-ready object."""
+    """Return the statistics, ready for JSON."""
     cells = data.n_users * data.n_items
     published = _published(data)
     return {
@@ -100,6 +100,7 @@ def describe(data: "Dataset", path: Path) -> None:
 
 
 def _published(data: "Dataset") -> dict[str, float] | None:
+    """Return the statistics in the paper, or None."""
     from drm_triton.data.prepare.sources import SOURCES
 
     source = SOURCES.get(str(data.meta.get("source")))

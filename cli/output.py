@@ -1,4 +1,4 @@
-"""How `recommend` and `similar` write their lists: block by block, in a file that appears when it is complete."""
+"""How `recommend` and `similar` write recommendations: block by block, to stdout or to a file that appears complete."""
 
 import sys
 import tempfile
@@ -19,38 +19,41 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def check_output(form: Format | None, out: Path | None) -> Format:
-    """The format in force: the one given, or what the name of the file says, or a table to read."""
-    ending = out.suffix.lower().removeprefix(".") if out is not None else "table"
-    by_name: Format | None = next((known for known in FORMATS if known == (ending or "table")), None)
-    chosen = form or by_name or ("table" if ending == "txt" else None)
+    """Return the output format: the given one, or else that of the file's suffix, or else a table.
+
+    Refuse a file that cannot be written, before any work is done.
+    """
+    suffix = out.suffix.lower().removeprefix(".") if out is not None else "table"
+    by_suffix: Format | None = next((known for known in FORMATS if known == (suffix or "table")), None)
+    chosen = form or by_suffix or ("table" if suffix == "txt" else None)
     if chosen is None:
-        raise InputError(f"--out {out}: .{ending} is none of {', '.join(FORMATS)}; say which with --format")
+        raise InputError(f"`out` {out}: .{suffix} is none of {', '.join(FORMATS)}; choose one as `form`")
     if out is None and chosen == "parquet":
-        raise InputError("--format parquet needs --out: it is not text")
+        raise InputError("`form=parquet` needs `out`: it is not text")
     if out is not None:
         atomic.check_file(out, "give another `out`, or leave it out to print")
     return chosen
 
 
 def write(frames: Iterable["pl.DataFrame"], form: Format, out: Path | None) -> None:
-    """Write frames of the same columns, the first of them naming whose list it is."""
+    """Write frames with the same columns. The first column is the user or item that a recommendation is for."""
     if form == "parquet":
         assert out is not None
         atomic.write_file(out, lambda place: _write_parquet(frames, place))
     elif out is None:
-        for text in TEXTS[form](frames):
+        for text in TO_TEXT[form](frames):
             sys.stdout.write(text)
     else:
 
         def fill(place: Path) -> None:
             with open(place, "w", encoding="utf-8", newline="") as file:
-                file.writelines(TEXTS[form](frames))
+                file.writelines(TO_TEXT[form](frames))
 
         atomic.write_file(out, fill)
 
 
 def with_titles(frame: "pl.DataFrame", data: "Dataset", column: str) -> "pl.DataFrame":
-    """Add the titles of the items in a column, where the data has titles."""
+    """Add the titles of the items in a column, if the data has titles."""
     if data.item_titles is None:
         return frame
     titles = data.items.select(data.items["id"].alias(column), "title")
@@ -67,7 +70,7 @@ def _jsonl(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
 
 
 def _json(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
-    """One array over all frames."""
+    """Yield one JSON array over all frames."""
     opening = "["
     for frame in frames:
         if not frame.is_empty():
@@ -77,37 +80,37 @@ def _json(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
 
 
 def _table(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
-    """Lines of rank, score and item under a heading for each list."""
-    first = True
+    """Yield lines of rank, score and item, under a heading for each user or item."""
+    separator = ""
     for frame in frames:
         kind, item = frame.columns[0], frame.columns[2]
         for row in frame.iter_rows(named=True):
             if row["rank"] == 1:
-                yield f"{'' if first else chr(10)}{kind} {_plain(row[kind])}\n"
-                first = False
+                yield f"{separator}{kind} {_plain(row[kind])}\n"
+                separator = "\n"
             score = "popular" if row["score"] is None else f"{row['score']:+.4f}"
             title = f"  {_plain(row['title'])}" if row.get("title") else ""
             yield f"{row['rank']:>4}  {score}  {_plain(row[item])}{title}\n"
 
 
 def _plain(value: object) -> str:
-    """Text on one line, without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(value))
+    """Return text on one line, without control characters."""
+    return "".join(character if character.isprintable() else " " for character in str(value))
 
 
 def _write_parquet(frames: Iterable["pl.DataFrame"], place: Path) -> None:
-    """Each frame to a file of its own, then all into one: neither step holds more than a few."""
+    """Write each frame to a file, then all into one, so that only a few frames are in memory at a time."""
     import polars as pl
 
     with tempfile.TemporaryDirectory(prefix=f"{place.name}.", dir=place.parent) as folder:
-        parts = []
+        files: list[Path] = []
         for number, frame in enumerate(frames):
-            parts.append(Path(folder) / f"{number}.parquet")
-            frame.write_parquet(parts[-1], compression="uncompressed")
-        pl.scan_parquet(parts, glob=False).sink_parquet(place)
+            files.append(Path(folder) / f"{number}.parquet")
+            frame.write_parquet(files[-1], compression="uncompressed")
+        pl.scan_parquet(files, glob=False).sink_parquet(place)
 
 
-TEXTS: dict[Format, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]] = {
+TO_TEXT: dict[Format, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]] = {
     "table": _table,
     "json": _json,
     "jsonl": _jsonl,

@@ -1,22 +1,20 @@
-"""`drm-triton prepare`: turn a source's files into a data set."""
+"""`drm-triton prepare`: turn raw files into a data set."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from drm_triton import atomic
 from drm_triton.cli import complete
 from drm_triton.errors import InputError
+from drm_triton.names import SplitName
 
-Split = Literal["random", "per-user", "leave-last", "time", "users"]
 Leading = Literal["user", "count", "none"]
 
 DEFAULT_SIZES = {"users": 1_000, "items": 500, "interactions": 20_000}
 
-_READING = "Reading the files"
+_READING = "How to read the files"
 _KEEPING = "What to keep, and how to split it"
 _MAKING = "Generated and downloaded data"
 
@@ -24,87 +22,92 @@ _MAKING = "Generated and downloaded data"
 def prepare(
     source: Annotated[
         str | None,
-        typer.Argument(
-            help="Where the data comes from; see --list.", metavar="SOURCE", autocompletion=complete.sources
-        ),
+        typer.Argument(help="Source of the data, see --list.", metavar="SOURCE", autocompletion=complete.sources),
     ] = None,
     raw: Annotated[
         list[str] | None,
-        typer.Option(help="File, glob, folder or zip to read; may be repeated. (default: data/raw/SOURCE)"),
+        typer.Option(help="File, glob, directory or zip file to read; may be repeated. (default: data/raw/SOURCE)"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write. (default: data/SOURCE)")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
-    list_sources: Annotated[bool, typer.Option("--list", help="Show the sources and exit.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output directory. (default: data/SOURCE)")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set.")] = False,
+    list_sources: Annotated[bool, typer.Option("--list", help="Print the sources and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
     min_rating: Annotated[
         float | None,
-        typer.Option(help="Keep rows rated at least this. (default: the source's)", rich_help_panel=_KEEPING),
+        typer.Option(
+            help="Keep rows with at least this rating. (default: depends on the source)", rich_help_panel=_KEEPING
+        ),
     ] = None,
     min_user: Annotated[
-        int | None, typer.Option(help="Keep users with so many items, iterated (k-core).", rich_help_panel=_KEEPING)
+        int | None,
+        typer.Option(help="Keep users with at least this many items, iterated (k-core).", rich_help_panel=_KEEPING),
     ] = None,
     min_item: Annotated[
-        int | None, typer.Option(help="Keep items with so many users, iterated (k-core).", rich_help_panel=_KEEPING)
+        int | None,
+        typer.Option(help="Keep items with at least this many users, iterated (k-core).", rich_help_panel=_KEEPING),
     ] = None,
     split: Annotated[
-        Split,
+        SplitName,
         typer.Option(
-            help="random: over all interactions; per-user: within each user; leave-last: each user's last two; "
-            "time: the newest of all; users: whole users.",
+            help="What is held out. random: of all interactions; per-user: of each user; leave-last: the last two of "
+            "each user; time: the newest; users: whole users.",
             rich_help_panel=_KEEPING,
         ),
     ] = "random",
     ratios: Annotated[str, typer.Option(help="Shares of train/valid/test.", rich_help_panel=_KEEPING)] = "70/10/20",
     seed: Annotated[int, typer.Option(help="Seed of the split and of generated data.", rich_help_panel=_KEEPING)] = 0,
-    user: Annotated[str | None, typer.Option(help="Column of the users.", rich_help_panel=_READING)] = None,
-    item: Annotated[str | None, typer.Option(help="Column of the items.", rich_help_panel=_READING)] = None,
-    rating: Annotated[str | None, typer.Option(help="Column of the ratings.", rich_help_panel=_READING)] = None,
-    timestamp: Annotated[str | None, typer.Option(help="Column of the times.", rich_help_panel=_READING)] = None,
+    user: Annotated[str | None, typer.Option(help="Column of users.", rich_help_panel=_READING)] = None,
+    item: Annotated[str | None, typer.Option(help="Column of items.", rich_help_panel=_READING)] = None,
+    rating: Annotated[
+        str | None, typer.Option(help="Column of ratings; '' ignores them.", rich_help_panel=_READING)
+    ] = None,
+    timestamp: Annotated[str | None, typer.Option(help="Column of times.", rich_help_panel=_READING)] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Columns by position for a file without header: user,item,rating,timestamp; others are skipped.",
+            help="Columns of a file without header, in order: user,item,rating,timestamp; other names are skipped.",
             rich_help_panel=_READING,
         ),
     ] = None,
     separator: Annotated[
         str | None,
-        typer.Option(help="Between fields; tab, comma, space, or any text such as '::'.", rich_help_panel=_READING),
+        typer.Option(help="Separator: tab, comma, space, or any text such as '::'.", rich_help_panel=_READING),
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Of text files that are not UTF-8.", rich_help_panel=_READING)
+        str | None, typer.Option(help="Encoding of text files that are not UTF-8.", rich_help_panel=_READING)
     ] = None,
     leading: Annotated[
         Leading | None,
-        typer.Option(help="What a line of source lists begins with. (default: user)", rich_help_panel=_READING),
+        typer.Option(help="First field of a line of source lists. (default: user)", rich_help_panel=_READING),
     ] = None,
     titles: Annotated[
-        str | None, typer.Option(help="Table of item ids and titles, for source table.", rich_help_panel=_READING)
+        str | None, typer.Option(help="File with item ids and titles, for source table.", rich_help_panel=_READING)
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch the source's files first.", rich_help_panel=_MAKING)
+        bool, typer.Option("--download", help="Download the source's file first.", rich_help_panel=_MAKING)
     ] = False,
     synthetic: Annotated[
         bool,
         typer.Option(
-            "--synthetic", help="For melon: write a generated train.json and prepare that.", rich_help_panel=_MAKING
+            "--synthetic", help="For source melon: generate a train.json and prepare it.", rich_help_panel=_MAKING
         ),
     ] = False,
     scale: Annotated[
-        float | None, typer.Option(help="Size of --synthetic; 1 is Melon's. (default: 1)", rich_help_panel=_MAKING)
+        float | None, typer.Option(help="Size of --synthetic, relative to Melon. (default: 1)", rich_help_panel=_MAKING)
     ] = None,
     users: Annotated[
-        int | None, typer.Option(help="For source synthetic. (default: 1,000)", rich_help_panel=_MAKING)
+        int | None, typer.Option(help="Number of users of source synthetic. (default: 1,000)", rich_help_panel=_MAKING)
     ] = None,
     items: Annotated[
-        int | None, typer.Option(help="For source synthetic. (default: 500)", rich_help_panel=_MAKING)
+        int | None, typer.Option(help="Number of items of source synthetic. (default: 500)", rich_help_panel=_MAKING)
     ] = None,
     interactions: Annotated[
-        int | None, typer.Option(help="For source synthetic. (default: 20,000)", rich_help_panel=_MAKING)
+        int | None,
+        typer.Option(help="Number of interactions of source synthetic. (default: 20,000)", rich_help_panel=_MAKING),
     ] = None,
 ) -> None:
-    """Turn interactions of any kind into a compact data set: read, filter, encode, split, store.
+    """Prepare a data set from raw files: read, filter, encode, split, store.
 
     Examples:
 
@@ -115,21 +118,22 @@ def prepare(
       drm-triton prepare ml-100k --download --min-user 5
     """
     from drm_triton.cli.info import describe, summary
-    from drm_triton.data.prepare import prepare as preparation
-    from drm_triton.data.prepare import sources
-    from drm_triton.data.prepare.build import Options
+    from drm_triton.data import data_dir
+    from drm_triton.data.prepare import pipeline
+    from drm_triton.data.prepare.build import BuildOptions
+    from drm_triton.data.prepare.raw import FileFormat
+    from drm_triton.data.prepare.sources import find_source
     from drm_triton.data.prepare.synthetic import Shape
-    from drm_triton.data.prepare.tables import Reading
     from drm_triton.progress import Reporter
 
     if list_sources:
         _print_sources(as_json)
         return
     if source is None:
-        raise InputError("prepare needs a source: `drm-triton prepare --list` shows them")
-    chosen = sources.find_source(source)
+        raise InputError("prepare needs a source: `drm-triton prepare --list` prints them")
+    chosen = find_source(source)
     report = Reporter(quiet)
-    options = Options(
+    options = BuildOptions(
         min_rating=chosen.min_rating if min_rating is None else min_rating,
         min_user=chosen.min_user if min_user is None else min_user,
         min_item=chosen.min_item if min_item is None else min_item,
@@ -137,39 +141,32 @@ def prepare(
         ratios=_shares(ratios),
         seed=seed,
     )
-    out = out or preparation.data_dir() / chosen.name
-    reading = Reading(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
+    out = out or data_dir() / chosen.name
+    file_format = FileFormat(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
     sizes = {"users": users, "items": items, "interactions": interactions}
-    given = {name: size for name, size in sizes.items() if size is not None}
+    given_sizes = {name: size for name, size in sizes.items() if size is not None}
     generated = synthetic or chosen.name == "synthetic"
     if synthetic and chosen.name != "melon":
-        raise InputError("--synthetic imitates melon only: use `prepare melon --synthetic` or `prepare synthetic`")
+        raise InputError("`synthetic` imitates melon only: use `prepare melon --synthetic` or `prepare synthetic`")
     if scale is not None and not synthetic:
-        raise InputError("--scale is the size of --synthetic data: give both or neither")
-    if given and chosen.name != "synthetic":
-        raise InputError(f"--{min(given)} is for source synthetic; for melon --synthetic give --scale")
+        raise InputError("`scale` is the size of `synthetic` data: give both or neither")
+    if given_sizes and chosen.name != "synthetic":
+        raise InputError(f"`{min(given_sizes)}` is for source synthetic; for melon `synthetic` give `scale`")
     if raw and (generated or download):
-        raise InputError("generated or downloaded data does not come from --raw: leave --raw out")
-    if generated and (download or reading != Reading()):
+        raise InputError("generated or downloaded data does not come from `raw`: leave out `raw`")
+    if generated and (download or file_format != FileFormat()):
         raise InputError(
-            "generated data is neither downloaded nor read: leave --download and the options for reading out"
+            "generated data is neither downloaded nor read: leave out `download` and the options for reading"
         )
-    atomic.check_directory(out, overwrite, preparation.store.MARKER)
-    remarks = None
     if chosen.name == "synthetic":
-        data = preparation.prepare_synthetic(Shape(**DEFAULT_SIZES | given), out, options, overwrite, report)
+        shape = Shape(**DEFAULT_SIZES | given_sizes)
+        data = pipeline.prepare_synthetic(shape, out, options, overwrite, report)
+    elif synthetic:
+        shape = Shape.melon(1.0 if scale is None else scale)
+        data = pipeline.prepare_synthetic_melon(shape, out, options, overwrite, report)
     else:
-        if synthetic:
-            shape = Shape.melon(1.0 if scale is None else scale)
-            raw = [str(preparation.write_synthetic_melon(shape, seed, report))]
-            remarks = {"synthetic": dataclasses.asdict(shape)}
-        elif download:
-            from drm_triton.data.prepare.download import fetch_source
-
-            raw = [str(fetch_source(chosen, preparation.raw_dir(chosen), report))]
-        paths = raw or [str(path) for path in preparation.find_raw(chosen)]
-        own = min_user is None and min_item is None  # counts asked for stand in place of the source's own filter
-        data = preparation.prepare(chosen, paths, out, reading, options, overwrite, report, own, remarks)
+        own_filter = min_user is None and min_item is None  # given counts replace the filter of the source
+        data = pipeline.prepare(chosen, raw or None, out, file_format, options, overwrite, report, own_filter, download)
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:
@@ -184,9 +181,7 @@ def _shares(text: str) -> tuple[float, float, float]:
     try:
         train, valid, test = (float(part) for part in text.replace(",", "/").split("/"))
     except ValueError:
-        raise InputError(
-            f"--ratios {text!r} is not three numbers: give train/valid/test, for example 70/10/20"
-        ) from None
+        raise InputError(f"`ratios` {text!r} must be three numbers, train/valid/test, for example 70/10/20") from None
     return train, valid, test
 
 

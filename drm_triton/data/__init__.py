@@ -1,4 +1,4 @@
-"""Data sets: where they lie, how they are stored, and how raw files become one."""
+"""Data sets: where they are, how they are stored, and how raw files are prepared."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`Dataset`: interactions as three CSR matrices (train, valid, test) with the external ids of users and items."""
+"""`Dataset`: interactions as three CSR matrices (train, valid, test), with the external ids of users and items."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from drm_triton import atomic
 from drm_triton.data import store
 from drm_triton.data.csr import CSR, columns_of
 from drm_triton.data.ids import encode
-from drm_triton.data.split import PAPER_RATIOS, SplitName
+from drm_triton.data.split import PAPER_RATIOS
 from drm_triton.errors import InputError
+from drm_triton.names import SPLIT_PARTS, SplitName
 
 __all__ = ["CSR", "Dataset"]
 
 
 class Dataset:
-    """Interactions split into train, valid and test, with the external ids behind the codes.
+    """Interactions split into train, valid and test, with the external ids of users and items.
 
-    Users and items are numbered 0..n-1 inside; `user_ids` and `item_ids` give the ids of the source back.
-    Make one with `load`, `from_frame`, `from_csr`, or the command ``drm-triton prepare``.
+    Inside, users and items have codes 0..n-1. `user_ids` and `item_ids` contain the ids of the source, by code.
+    Create a data set with `load`, `from_frame`, `from_csr`, or the command ``drm-triton prepare``.
 
     Attributes
     ----------
     train, valid, test : CSR [n_users, n_items]
     meta : dict
-        What is known of the data's origin: source, options, statistics of each preparation step.
+        The origin of the data: source, options, statistics of each preparation step.
     path : Path or None
-        Where it is stored, if it is.
+        The directory of a stored data set.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Dataset:
         self.path = path
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}={getattr(self, name).nnz:,}" for name in store.SPLIT_NAMES)
+        sizes = ", ".join(f"{name}={getattr(self, name).nnz:,}" for name in SPLIT_PARTS)
         return f"Dataset(users={self.n_users:,}, items={self.n_items:,}, {sizes})"
 
     @property
@@ -68,7 +69,7 @@ class Dataset:
 
     @property
     def n_interactions(self) -> int:
-        """The number of interactions in the three splits together."""
+        """The number of interactions in all three parts of the split."""
         return self.train.nnz + self.valid.nnz + self.test.nnz
 
     @property
@@ -80,7 +81,7 @@ class Dataset:
 
     @property
     def items(self) -> pl.DataFrame:
-        """The table of items, by code: column ``id``, and ``title`` where the source has titles."""
+        """The table of items, by code: column ``id``, and ``title`` if the source has titles."""
         if self._items is None:
             self._items = _id_table(self.path, "items", self.n_items)
         return self._items
@@ -97,7 +98,7 @@ class Dataset:
 
     @property
     def item_titles(self) -> pl.Series | None:
-        """Titles of the items, by code, or None where the source has none."""
+        """Titles of the items, by code, or None if the source has none."""
         return self.items["title"] if "title" in self.items.columns else None
 
     def encode_users(self, ids: Any) -> NDArray[np.int32]:
@@ -106,30 +107,31 @@ class Dataset:
         Raises
         ------
         InputError
-            If an id is not among the data's users; the message names it.
+            If an id is unknown. The message names it.
         """
         return encode(ids, self.user_ids, "user")
 
     def encode_items(self, ids: Any) -> NDArray[np.int32]:
-        """Return the codes of external item ids, as `encode_users` does for users."""
+        """Return the codes of external item ids: int32 [len(ids)]. See `encode_users`."""
         return encode(ids, self.item_ids, "item", self.item_titles)
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the content (ids and splits), whatever the path, options or library versions it came by."""
-        return self.meta.get("checksum") or _checksum(self)
+        """SHA-256 of the content: ids and interactions. It does not depend on path, options or library versions."""
+        stored: str | None = self.meta.get("checksum")
+        return stored or _checksum(self)
 
     @classmethod
     def load(cls, path: str | Path) -> Dataset:
-        """Open a stored data set; arrays are memory-mapped, so this is instant whatever the size."""
+        """Open a stored data set. Arrays are memory-mapped, so this takes no time even if they are large."""
         path = Path(path)
         meta = store.read_meta(path)
         try:
             n_users, n_items = int(meta["users"]), int(meta["items"])
-            sizes = {name: int(meta[name]) for name in store.SPLIT_NAMES}
+            sizes = {name: int(meta[name]) for name in SPLIT_PARTS}
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path / 'meta.json'} lacks the data set's sizes: prepare it again") from error
-        splits = {}
+            raise InputError(f"{path / 'meta.json'} has no sizes of the data set: prepare it again") from error
+        matrices = {}
         for name, size in sizes.items():
             indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
             indices = store.open_array(path, f"{name}.indices", "<i4", size)
@@ -137,25 +139,28 @@ class Dataset:
                 raise InputError(
                     f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again"
                 )
-            splits[name] = CSR(indptr, indices, (n_users, n_items))
+            matrices[name] = CSR(indptr, indices, (n_users, n_items))
         for name, rows in (("users", n_users), ("items", n_items)):
             if (found := store.table_length(path, name)) != rows:
-                raise InputError(f"{path / name}.parquet has {found} rows and not {rows}: prepare the data set again")
-        return cls(splits["train"], splits["valid"], splits["test"], meta=meta, path=path)
+                raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
+        return cls(matrices["train"], matrices["valid"], matrices["test"], meta=meta, path=path)
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
-        """Write the data set to a directory, atomically; an existing one is replaced only if `overwrite`."""
+        """Write the data set to a directory, atomically.
+
+        An existing data set is replaced only with `overwrite`.
+        """
         place = Path(os.path.realpath(path))
-        with atomic.directory(path, overwrite, store.MARKER) as folder:
-            arrays: dict[str, NDArray] = {}
-            for name in store.SPLIT_NAMES:
+        with atomic.directory(path, overwrite, store.MARKER) as directory:
+            arrays: dict[str, NDArray[Any]] = {}
+            for name in SPLIT_PARTS:
                 matrix: CSR = getattr(self, name)
                 arrays[f"{name}.indptr"] = matrix.indptr.astype("<i8", copy=False)
                 arrays[f"{name}.indices"] = matrix.indices.astype("<i4", copy=False)
             sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
-            sizes |= {name: getattr(self, name).nnz for name in store.SPLIT_NAMES}
+            sizes |= {name: getattr(self, name).nnz for name in SPLIT_PARTS}
             self.meta = sizes | {"checksum": self.checksum} | {k: v for k, v in self.meta.items() if k not in sizes}
-            store.write(folder, arrays, {"users": self.users, "items": self.items}, self.meta)
+            store.write(directory, arrays, {"users": self.users, "items": self.items}, self.meta)
         self.path = place
 
     @classmethod
@@ -173,18 +178,19 @@ class Dataset:
         ratios: tuple[float, float, float] = PAPER_RATIOS,
         seed: int = 0,
     ) -> Dataset:
-        """Build from a table with one row per interaction.
+        """Build a data set from a table with one row per interaction.
 
         Parameters
         ----------
         frame : polars DataFrame or LazyFrame, or pandas DataFrame
         user, item, rating, timestamp : str, optional
-            Column names; recognised by their usual spellings when not given.
+            Column names. By default, common names are recognised.
         min_rating : float, optional
-            Keep rows with at least this rating; without it every row counts.
+            Keep rows with at least this rating. By default, keep all rows.
         min_user, min_item : int
-            Keep users and items with at least so many interactions, repeated until nothing changes (k-core).
+            Keep users and items with at least this many interactions. Repeated until nothing changes (k-core).
         split : {"random", "per-user", "leave-last", "time", "users"}
+            See `drm_triton.data.split.split`.
         ratios : (train, valid, test)
         seed : int
 
@@ -194,13 +200,12 @@ class Dataset:
         >>> Dataset.from_frame(frame, ratios=(1, 0, 0))
         Dataset(users=2, items=2, train=3, valid=0, test=0)
         """
-        from drm_triton.data.prepare import build as pipeline
-        from drm_triton.data.prepare import columns as frames
+        from drm_triton.data.prepare.build import BuildOptions, build
+        from drm_triton.data.prepare.tables import read_frame
 
         names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp}
-        raw = frames.raw_from_frame(frame, names)
-        options = pipeline.Options(min_rating, min_user, min_item, split, ratios, seed)
-        return pipeline.build(raw, options)
+        options = BuildOptions(min_rating, min_user, min_item, split, ratios, seed)
+        return build(read_frame(frame, names), options)
 
     @classmethod
     def from_csr(
@@ -212,16 +217,16 @@ class Dataset:
         item_ids: Any = None,
         n_items: int | None = None,
     ) -> Dataset:
-        """Build from matrices that are split already.
+        """Build a data set from matrices that are already split.
 
         Parameters
         ----------
         train, valid, test : scipy sparse matrix [n_users, n_items], or (indptr, indices)
-            Which entries are stored counts, not their values; `valid` and `test` may be left out.
+            Every stored entry is an interaction; its value is ignored.
         user_ids, item_ids : sequence, optional
-            External ids by code; 0..n-1 when not given.
+            External ids by code; 0..n-1 by default.
         n_items : int, optional
-            For (indptr, indices) only; by default the number of `item_ids`, or the largest index plus one.
+            For (indptr, indices) only. By default the number of `item_ids`, or the largest index plus one.
 
         Examples
         --------
@@ -229,19 +234,21 @@ class Dataset:
         >>> data.train.row(0), data.item_ids.to_list()
         (array([0, 1], dtype=int32), ['x', 'y'])
         """
-        given = {name: m for name, m in zip(store.SPLIT_NAMES, (train, valid, test), strict=True) if m is not None}
+        given = {name: m for name, m in zip(SPLIT_PARTS, (train, valid, test), strict=True) if m is not None}
         if n_items is None:
             n_items = len(item_ids) if item_ids is not None else max(columns_of(m) for m in given.values())
         matrices = {name: CSR.from_any(matrix, n_items, name) for name, matrix in given.items()}
         shape = matrices["train"].shape
         if any(m.shape != shape for m in matrices.values()):
-            raise InputError(f"from_csr: the splits differ in shape: {[m.shape for m in matrices.values()]}")
+            raise InputError(f"from_csr: the matrices differ in shape: {[m.shape for m in matrices.values()]}")
         overlap = sum(m.to_scipy(np.int8) for m in matrices.values())
         if overlap.nnz and overlap.max() > 1:
-            raise InputError("from_csr: train, valid and test share interactions; each may stand in one of them only")
-        splits = [matrices.get(name) or CSR.empty(shape) for name in store.SPLIT_NAMES]
+            raise InputError(
+                "from_csr: `train`, `valid` and `test` share interactions; each interaction may be in only one of them"
+            )
+        parts = [matrices.get(name) or CSR.empty(shape) for name in SPLIT_PARTS]
         users, items = _given_ids("user", user_ids, shape[0]), _given_ids("item", item_ids, n_items)
-        return cls(splits[0], splits[1], splits[2], users, items, meta={"source": "csr"})
+        return cls(parts[0], parts[1], parts[2], users, items, meta={"source": "csr"})
 
 
 def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
@@ -256,14 +263,14 @@ def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
     try:
         series = _as_ids(pl.Series("id", ids))
     except (TypeError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"from_csr: {kind}_ids must be whole numbers or text ({error})") from error
+        raise InputError(f"from_csr: `{kind}_ids` must be whole numbers or text ({error})") from error
     if len(series) != rows or series.null_count() or series.n_unique() != rows:
-        raise InputError(f"from_csr: {kind}_ids must hold {rows} different ids, none of them null; got {len(series)}")
+        raise InputError(f"from_csr: `{kind}_ids` must be {rows} different ids without nulls, got {len(series)}")
     return series.to_frame()
 
 
 def _as_ids(ids: pl.Series) -> pl.Series:
-    """Bring ids to Int64 or String, as the pipeline does; raise if that would change one."""
+    """Return ids as Int64 or String, like `prepare`. Raise if that would change an id."""
     if ids.dtype.is_integer() and ids.dtype != pl.UInt64:
         return ids.cast(pl.Int64)
     if ids.dtype.is_numeric():
@@ -288,7 +295,7 @@ def _checksum(data: Dataset) -> str:
         else:
             digest.update(b"int")
             digest.update(ids.to_numpy().astype("<i8").tobytes())
-    for name in store.SPLIT_NAMES:
+    for name in SPLIT_PARTS:
         matrix: CSR = getattr(data, name)
         digest.update(np.ascontiguousarray(matrix.indptr, dtype="<i8").data)
         digest.update(np.ascontiguousarray(matrix.indices, dtype="<i4").data)

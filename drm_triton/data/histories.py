@@ -1,9 +1,11 @@
-"""Files of ids: one a line, or the items of each of many persons."""
+"""Files of ids: one id per line, or the histories of new users."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -11,56 +13,56 @@ import polars as pl
 from drm_triton.data.prepare.columns import spells
 from drm_triton.errors import InputError
 
-SEPARATORS = ("\t", ";", "|", ",")
-TABLES = (".csv", ".tsv", ".tab", ".psv", ".parquet", ".pq")
+SEPARATORS = ("\t", ";", "|", ",")  # of a table
+TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".psv", ".parquet", ".pq")
 
 
 def read_ids(path: Path) -> list[str]:
-    """Read ids, one a line; blank lines and blanks around an id do not count."""
+    """Read ids, one per line. Blank lines and blanks around an id are ignored."""
     lines = [line.strip() for line in _text(_content(path), path).split("\n")]
     ids = [line for line in lines if line]
     if not ids:
-        raise InputError(f"{path} is empty: give a file with one id a line")
+        raise InputError(f"{path} is empty: give a file with one id per line")
     return ids
 
 
 def read_histories(path: Path) -> pl.DataFrame:
-    """Read what persons liked as a frame with columns user, item.
+    """Read the histories of new users as a frame with columns user, item.
 
-    A Parquet file, or a text file whose first line names a column of users and one of items, is a table with a row for
-    each item of a person. Any other text file has a person on each line: item ids separated by tabs, else by commas,
-    else by blanks; the person is known by the number of the line, from 1.
+    A Parquet file, or a text file whose first line names a column of users and one of items, is a table with one row
+    for each item of a user. Any other text file has one user per line: item ids separated by tabs, or else by commas,
+    or else by blanks. The id of such a user is the number of the line, from 1.
     """
     content, suffix = _content(path), path.suffix.lower()
     if content.startswith(b"PAR1"):
-        return _table(path, pl.read_parquet, io.BytesIO(content))
+        return _table(path, partial(pl.read_parquet, io.BytesIO(content)))
     if suffix in (".parquet", ".pq"):
-        raise InputError(f"{path} is not a Parquet file, whatever its name says, or it is damaged")
+        raise InputError(f"{path} is damaged, or not a Parquet file despite its name")
     text = _text(content, path)
     if not text.strip():
-        raise InputError(f"{path} is empty: give a table with columns user and item, or a list of item ids a line")
+        raise InputError(f"{path} is empty: give a table with columns user and item, or a list of item ids per line")
     header = text.lstrip().split("\n", 1)[0]
     separator = next((s for s in SEPARATORS if _names_both(next(csv.reader([header], delimiter=s)))), None)
-    if separator is not None or suffix in TABLES:
+    if separator is not None or suffix in TABLE_SUFFIXES:
         source = io.BytesIO(text.lstrip().encode())
-        return _table(path, pl.read_csv, source, separator=separator or ",", infer_schema=False)
-    return _lists(text)
+        return _table(path, partial(pl.read_csv, source, separator=separator or ",", infer_schema=False))
+    return _parse_lines(text)
 
 
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{path} cannot be read ({error.strerror or error})") from None
 
 
 def _text(content: bytes, path: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text in UTF-8 ({error}): convert it, or give another file") from None
+        raise InputError(f"{path} is not UTF-8 text ({error}): convert it, or give another file") from None
     if "\0" in text:
-        raise InputError(f"{path} has NUL bytes, so it is not text: give another file")
+        raise InputError(f"{path} contains NUL bytes, so it is not text: give another file")
     return text
 
 
@@ -68,30 +70,32 @@ def _names_both(columns: list[str]) -> bool:
     return all(any(spells(column, role) for column in columns) for role in ("user", "item"))
 
 
-def _table(path: Path, read: object, source: io.BytesIO, **options: object) -> pl.DataFrame:
+def _table(path: Path, read: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """Read a table and return its columns of users and items."""
     try:
-        frame: pl.DataFrame = read(source, **options)  # type: ignore[operator]
+        frame = read()
     except pl.exceptions.PolarsError as error:
         reason = str(error).split("\n", 1)[0]
-        raise InputError(f"{path}: cannot be read as a table ({reason}); check that it is complete") from None
+        raise InputError(f"{path} cannot be read as a table ({reason}); check that it is complete") from None
     found = {role: [c for c in frame.columns if spells(c, role)] for role in ("user", "item")}
     if any(len(columns) != 1 for columns in found.values()):
         raise InputError(
-            f"{path}: a table of histories needs one column of users and one of items, named user and item for "
-            f"example; its columns are {frame.columns}. A file with a list of item ids a line is called .txt"
+            f"{path}: a table of histories needs one column of users and one of items, for example named user and "
+            f"item; its columns are {frame.columns}. A file with a list of item ids per line must be named .txt"
         )
     ids = frame.select(**{role: pl.col(columns[0]) for role, columns in found.items()})
     ids = ids.with_columns(pl.col(pl.String).str.strip_chars().replace("", None))
     empty = ids.select(pl.any_horizontal(pl.all().is_null())).to_series()
     if empty.any():
         row = empty.arg_true()[0] + 1
-        raise InputError(f"{path}: data row {row:,} lacks a user or an item: complete it, or remove it")
+        raise InputError(f"{path}: data row {row:,} has no user or no item: complete or remove it")
     if ids.is_empty():
-        raise InputError(f"{path} has a header and no rows: give a table with the items of each user")
+        raise InputError(f"{path} has a header but no rows: give a table with the items of each user")
     return ids
 
 
-def _lists(text: str) -> pl.DataFrame:
+def _parse_lines(text: str) -> pl.DataFrame:
+    """Return the items of each line."""
     separator = next((s for s in "\t," if s in text), None)
     users, items = [], []
     for number, line in enumerate(text.split("\n"), start=1):

@@ -1,31 +1,31 @@
 """Splits of interactions into train, validation and test.
 
-Chance comes from a 64-bit mixing hash of (seed, user code, item code), not from a random stream: an interaction's lot
-does not depend on the order of the rows, the number of threads, the machine, or the version of any library.
+Random numbers come from a 64-bit hash of (seed, user code, item code), not from a random stream. So the split does not
+depend on the order of the rows, the number of threads, the machine, or the version of any library.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.errors import InputError
+from drm_triton.names import SplitName
 
-SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 NEEDS_TIME = ("leave-last", "time")
 PAPER_RATIOS = (0.7, 0.1, 0.2)
 TRAIN, VALID, TEST = 0, 1, 2
 
-_BLOCK = 1 << 18  # rows hashed at a time: the temporaries stay in cache
+_HASHED_ROWS = 1 << 18  # hashed at a time, so that the temporary arrays stay in cache
 
 
 def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return splitmix64's output for each state `x`: a bijection of 64-bit integers that looks random.
+    """Return the output of splitmix64 for each state `x`: a bijection of 64-bit integers that looks random.
 
     Examples
     --------
@@ -38,35 +38,35 @@ def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def lots(seed: int, users: NDArray[np.integer], items: NDArray[np.integer] | None = None) -> NDArray[np.uint64]:
-    """Draw one 64-bit lot per user, or per (user, item) pair; different pairs never draw the same lot.
+def random_keys(seed: int, users: NDArray[np.integer], items: NDArray[np.integer] | None = None) -> NDArray[np.uint64]:
+    """Return a 64-bit random number for each user, or for each (user, item) pair. Different pairs get different ones.
 
     Parameters
     ----------
     seed : int
-        Any integer; taken modulo 2^64.
+        Any integer, modulo 2^64.
     users, items : array [n]
         Codes below 2^32.
     """
     key = mix64(np.array([seed % 2**64], dtype=np.uint64))
     out = np.empty(len(users), dtype=np.uint64)
-    for start in range(0, len(users), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        pair = users[block].astype(np.uint64) << np.uint64(32)
+    for start in range(0, len(users), _HASHED_ROWS):
+        rows = slice(start, start + _HASHED_ROWS)
+        pair = users[rows].astype(np.uint64) << np.uint64(32)
         if items is not None:
-            pair |= items[block].astype(np.uint64)
-        out[block] = mix64(pair ^ key)
+            pair |= items[rows].astype(np.uint64)
+        out[rows] = mix64(pair ^ key)
     return out
 
 
 def check_ratios(ratios: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Scale train/valid/test shares to sum to 1 (70/10/20 is as good as .7/.1/.2), or say what is wrong with them."""
+    """Return train/valid/test shares scaled to sum to 1, so that 70/10/20 equals .7/.1/.2."""
     numbers = [float(r) if isinstance(r, int | float | np.number) else math.nan for r in ratios]
     total = sum(numbers)
     if len(numbers) != 3 or not all(r >= 0 for r in numbers) or numbers[0] <= 0 or not math.isfinite(total):
         raise InputError(
-            f"the split ratios {ratios!r} cannot be used: give three shares, train/valid/test, none negative and train "
-            "above zero, for example 70/10/20"
+            f"`ratios` {ratios!r} cannot be used: give three shares, train/valid/test, none negative and train above "
+            "zero, for example 70/10/20"
         )
     return numbers[0] / total, numbers[1] / total, numbers[2] / total
 
@@ -75,32 +75,32 @@ def split(
     users: NDArray[np.integer],
     items: NDArray[np.integer],
     time: NDArray[np.integer | np.floating] | None = None,
-    how: SplitName = "random",
+    method: SplitName = "random",
     ratios: tuple[float, float, float] = PAPER_RATIOS,
     seed: int = 0,
 ) -> NDArray[np.uint8]:
     """Label each interaction 0 (train), 1 (validation) or 2 (test).
 
     ``random``
-        the ratios hold exactly over all interactions (the paper's protocol);
+        The ratios hold exactly over all interactions (the paper's protocol).
     ``per-user``
-        the ratios hold within each user, rounded, and each user keeps at least one training interaction;
+        The ratios hold within each user, rounded. Each user keeps at least one training interaction.
     ``leave-last``
-        a user's last interaction is test and the one before it validation; a user with two has no validation
-        interaction, a user with one only trains;
+        The last interaction of a user is test and the one before it validation. A user with two interactions has no
+        validation interaction, and a user with one has only a training interaction.
     ``time``
-        the oldest interactions of all train, the newest test;
+        The oldest interactions are train, the newest test.
     ``users``
-        whole users are held out: those of validation and test have no training interaction.
+        Whole users are held out. Users of validation and test have no training interaction.
 
-    Equal times are ordered by item code, then user code.
+    Interactions at the same time are ordered by item code, then user code.
 
     Parameters
     ----------
     users, items : array [n]
-        Codes of the interactions, sorted by user, then item; no pair twice.
+        Codes of the interactions, sorted by user, then item, without repeated pairs.
     time : array [n], optional
-        Needed by ``leave-last`` and ``time``.
+        Times, which ``leave-last`` and ``time`` need.
 
     Returns
     -------
@@ -108,25 +108,25 @@ def split(
     """
     n = len(users)
     _, valid, test = check_ratios(ratios)
-    if how in NEEDS_TIME and time is None:
-        raise InputError(f"split {how!r} needs the time of each interaction, and the data has none")
-    if how == "random":
-        return _cut(lots(seed, users, items), valid, test)
-    if how == "users":
-        of_user = _cut(lots(seed, np.arange(int(users.max(initial=-1)) + 1)), valid, test)
+    if method in NEEDS_TIME and time is None:
+        raise InputError(f"split {method} needs the time of each interaction, which the data does not have")
+    if method == "random":
+        return _cut(random_keys(seed, users, items), valid, test)
+    if method == "users":
+        of_user = _cut(random_keys(seed, np.arange(int(users.max(initial=-1)) + 1)), valid, test)
         return of_user[users]
-    if how == "time":
+    if method == "time":
         rank = np.empty(n, dtype=np.int64)
         rank[_order(time, items, users)] = np.arange(n)
         return _cut(rank, valid, test)
-    if how not in SPLITS:
-        raise InputError(f"unknown split {how!r}: choose one of {', '.join(SPLITS)}")
+    if method not in SPLITS:
+        raise InputError(f"unknown `split` {method!r}: choose one of {', '.join(SPLITS)}")
 
-    # The two splits within users: order each user's interactions, then label by distance from the user's end.
-    order = _order(users, lots(seed, users, items)) if how == "per-user" else _order(users, time, items)
+    # The two splits within users: order the interactions of each user, then label them by distance from the end.
+    order = _order(users, random_keys(seed, users, items)) if method == "per-user" else _order(users, time, items)
     counts = np.bincount(users)
-    to_end = np.cumsum(counts)[users] - np.arange(n)  # n_u, ..., 1 within each user, as users is sorted
-    if how == "leave-last":
+    to_end = np.cumsum(counts)[users] - np.arange(n)  # n_u, ..., 1 within each user, because users are sorted
+    if method == "leave-last":
         n_test = np.minimum(counts - 1, 1)
         n_valid = np.clip(counts - 2, 0, 1)
     else:
@@ -138,14 +138,14 @@ def split(
     return labels
 
 
-def _order(*keys: NDArray | None) -> NDArray[np.integer]:
-    """Row numbers sorted by the first key, then the second, ... (threaded, unlike np.lexsort)."""
+def _order(*keys: NDArray[Any] | None) -> NDArray[np.integer]:
+    """Return row numbers sorted by the first key, then the second, ... Unlike np.lexsort it uses all threads."""
     frame = pl.DataFrame({str(k): key for k, key in enumerate(keys)})
     return frame.select(pl.arg_sort_by(frame.columns)).to_series().to_numpy()
 
 
-def _cut(keys: NDArray, valid: float, test: float) -> NDArray[np.uint8]:
-    """Label by rank of distinct keys: the largest round(n·test) are test, the round(n·valid) below them validation."""
+def _cut(keys: NDArray[Any], valid: float, test: float) -> NDArray[np.uint8]:
+    """Label distinct keys by rank: the largest round(n·test) are test, the round(n·valid) below them validation."""
     n = len(keys)
     n_test = round(n * test)
     n_valid = min(round(n * valid), n - n_test)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
-from drm_triton.data.prepare.columns import from_pandas
 from drm_triton.errors import InputError
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import Score

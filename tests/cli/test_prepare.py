@@ -1,4 +1,4 @@
-"""The command line of data preparation: results on stdout, one paragraph on stderr, exit codes, nothing half done."""
+"""The commands `prepare` and `info`: results, messages, exit codes, and no incomplete output."""
 
 import errno
 import gzip
@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from drm_triton import Dataset, cli
+from drm_triton import Dataset
+from tests.conftest import HANG, call, environment, run_python
+
+Run = Callable[..., tuple[int, str, str]]
 
 GOOD = "user,item,rating,timestamp\n" + "".join(
     f"{u},{i},{(u + i) % 5 + 1},{u * i}\n" for u in range(20) for i in range(10)
@@ -20,26 +24,15 @@ GOOD = "user,item,rating,timestamp\n" + "".join(
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Run the command as a user would, in an empty directory: (exit code, stdout, stderr)."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs a command in an empty directory, and returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DRM_DATA", raising=False)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["drm-triton", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
     return call
 
 
-def fails(run, *arguments, keep=()):
-    """Run a command that must fail for bad input, leave nothing behind, and say so in one paragraph."""
+def fails(run: Run, *arguments: object) -> str:
+    """Run a command that must fail because of its input, leave nothing behind, and print one paragraph; return it."""
     before = sorted(p.name for p in Path.cwd().iterdir())
     code, out, err = run(*arguments)
     assert code == 2, err
@@ -51,7 +44,7 @@ def fails(run, *arguments, keep=()):
     return err
 
 
-def test_prepare_and_info(run):
+def test_prepare_and_info(run: Run) -> None:
     Path("ratings.csv").write_text(GOOD)
     code, out, err = run("prepare", "table", "--raw", "ratings.csv", "--out", "d", "--min-rating", 3)
     assert code == 0
@@ -68,14 +61,14 @@ def test_prepare_and_info(run):
     assert "rating >= 3" in out
 
 
-def test_json_prints_one_object(run):
+def test_json_prints_one_object(run: Run) -> None:
     Path("r.csv").write_text(GOOD)
     code, out, _ = run("prepare", "table", "--raw", "r.csv", "--out", "d", "--json")
     assert code == 0
     assert json.loads(out)["interactions"] == 200
 
 
-def test_every_option_is_recorded(run):
+def test_every_option_is_recorded(run: Run) -> None:
     Path("r.csv").write_text(GOOD)
     options = ["--split", "per-user", "--ratios", "8/1/1", "--seed", "5", "--min-user", "2", "--user", "user"]
     run("prepare", "table", "--raw", "r.csv", "--out", "d", *options)
@@ -89,7 +82,7 @@ def test_every_option_is_recorded(run):
     assert meta["version"] == 1
 
 
-def test_default_places(run, monkeypatch):
+def test_default_places(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("data/raw/ml-20m").mkdir(parents=True)
     Path("data/raw/ml-20m/ratings.csv").write_text(GOOD.replace("user,item", "userId,movieId"))
     assert run("prepare", "ml-20m", "-q")[0] == 0
@@ -98,7 +91,7 @@ def test_default_places(run, monkeypatch):
     assert "elsewhere" in fails(run, "prepare", "ml-20m")
 
 
-def test_list(run):
+def test_list(run: Run) -> None:
     code, out, _ = run("prepare", "--list")
     assert code == 0
     for name in ("melon", "sketchfab", "epinion", "ml-20m", "ml-100k", "table", "lists", "synthetic"):
@@ -106,14 +99,14 @@ def test_list(run):
     assert len(json.loads(run("prepare", "--list", "--json")[1])["sources"]) >= 12
 
 
-def test_melon_without_data_tells_the_way(run):
+def test_melon_without_data_tells_the_way(run: Run) -> None:
     err = fails(run, "prepare", "melon")
     assert "arena.kakao.com" in err
     assert str(Path("data/raw/melon")) in err
     assert "--synthetic" in err
 
 
-def test_melon_synthetic(run):
+def test_melon_synthetic(run: Run) -> None:
     code, out, _ = run("prepare", "melon", "--synthetic", "--scale", "0.005", "--json")
     assert code == 0
     facts = json.loads(out)
@@ -124,7 +117,7 @@ def test_melon_synthetic(run):
     assert "(synthetic)" in run("info", "melon")[1]
 
 
-def test_synthetic(run):
+def test_synthetic(run: Run) -> None:
     size = ["--users", "50", "--items", "40", "--interactions", "600"]
     code, out, _ = run("prepare", "synthetic", *size, "--json")
     assert code == 0
@@ -139,12 +132,12 @@ BAD = {
     "blank file": (b"\n\n", [], ["bad.csv is empty"]),
     "header only": (b"user,item\n", [], ["no interactions"]),
     "missing column": (b"who,what\na,b\n", [], ["'who', 'what'", "--user"]),
-    "no item column": (b"user,what\na,b\n", [], ["the item's", "--item"]),
+    "no item column": (b"user,what\na,b\n", [], ["as the items", "--item"]),
     "ambiguous column": (b"user,movie_id,track_id\n1,2,3\n", [], ["'movie_id', 'track_id'", "--item"]),
     "repeated column": (b"user,item,item\n1,2,3\n", [], ["several columns named 'item'"]),
     "unknown column": (b"user,item\n1,2\n", ["--user", "person"], ["no column 'person'", "'user', 'item'"]),
     "no header": (b"1,2,5\n3,4,5\n", [], ["--columns"]),
-    "header and --columns": (b"user,item\n1,2\n", ["--columns", "user,item"], ["begins with a header"]),
+    "header and --columns": (b"user,item\n1,2\n", ["--columns", "user,item"], ["begins with a header", "--columns"]),
     "too many --columns": (b"1,2\n", ["--columns", "user,item,rating"], ["names 3 columns", "has 2"]),
     "--columns without item": (b"1,2\n", ["--columns", "user,what"], ["must name user and item"]),
     "truncated gzip": (gzip.compress(os.urandom(5000).hex().encode() + GOOD.encode())[:-100], [], ["truncated"]),
@@ -164,7 +157,7 @@ BAD = {
     "too few fields": (b"user,item\n1,2\n1\n", [], ["row 2", "item id"]),
     "open quote": (b'user,item\n1,"2\n3,4\n', [], ["quotation marks"]),
     "bad ratios": (b"user,item\n1,2\n", ["--ratios", "70/30"], ["70/10/20"]),
-    "negative count": (b"user,item\n1,2\n", ["--min-item=-1"], ["min-item"]),
+    "negative count": (b"user,item\n1,2\n", ["--min-item=-1"], ["--min-item"]),
     "one column": (b"user\n1\n", [], ["--separator"]),
     "titles without titles": (b"user,item\n1,2\n", ["--titles", "bad.csv"], ["titles"]),
     "carriage returns alone": (b"user,item\r1,2\r3,4\r", [], ["carriage return alone", "tr "]),
@@ -186,7 +179,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(run, case):
+def test_bad_input(run: Run, case: str) -> None:
     content, options, words = BAD[case]
     if content is not None:
         Path("bad.csv").write_bytes(content)
@@ -204,7 +197,7 @@ def test_bad_input(run, case):
         ("table", "b.jsonl", '{"user": 1, "item": 2}\n' * 2000 + '{"user": [3], "item": 2}', ["line 2,001", "kind"]),
         ("table", "c.jsonl", '{"user": 1, "item": 2}\n' * 2000 + '{"user": 3, "item": true}', ["line 2,001", "kind"]),
         ("melon", "train.json", '[{"id": 1, "songs": [1]}, {"id": 2, "songs": [1, 5.5]}]', ["playlist 2 of", "5.5"]),
-        ("melon --min-rating 3", "train.json", '[{"id": 1, "songs": [1]}]', ["has none: leave --min-rating out"]),
+        ("melon --min-rating 3", "train.json", '[{"id": 1, "songs": [1]}]', ["does not have: leave out --min-rating"]),
         ("lists --separator comma", "users.dat", "a,1\nb,2,,3\n", ["line 2 of", "item id"]),
         ("epinion", "a.mat", "not matlab", ["a.mat"]),
         ("ml-1m", "ratings.dat", "1::2::x::4\n", ["row 1", "'x'"]),
@@ -213,21 +206,21 @@ def test_bad_input(run, case):
         ("table", "a.parquet", "PAR1 and no more", ["a.parquet", "damaged"]),
     ],
 )
-def test_bad_files_of_other_kinds(run, source, name, content, words):
+def test_bad_files_of_other_kinds(run: Run, source: str, name: str, content: str, words: list[str]) -> None:
     Path(name).write_text(content)
     err = fails(run, "prepare", *source.split(), "--raw", name, "--out", "out", "--quiet")
     for word in words:
         assert word in err
 
 
-def test_usage_errors(run):
+def test_usage_errors(run: Run) -> None:
     Path("good.csv").write_text(GOOD)
     assert "did you mean 'melon'" in fails(run, "prepare", "mellon")
     assert "--list" in fails(run, "prepare")
-    assert "is a folder" in fails(run, "prepare", "table", "--raw", ".", "--out", "out")
+    assert "is a directory" in fails(run, "prepare", "table", "--raw", ".", "--out", "out")
     assert "--raw" in fails(run, "prepare", "table")
     assert "imitates melon only" in fails(run, "prepare", "ml-1m", "--synthetic")
-    assert "leave --raw out" in fails(run, "prepare", "synthetic", "--raw", "good.csv")
+    assert "leave out --raw" in fails(run, "prepare", "synthetic", "--raw", "good.csv")
     assert "no public address" in fails(run, "prepare", "sketchfab", "--download")
     assert "does not use --leading" in fails(
         run, "prepare", "table", "--raw", "good.csv", "--leading", "user", "--out", "out"
@@ -237,16 +230,16 @@ def test_usage_errors(run):
     )
     assert "--scale" in fails(run, "prepare", "table", "--raw", "good.csv", "--scale", "2")
     assert "--users" in fails(run, "prepare", "melon", "--users", "5")
-    assert "leave --download" in fails(run, "prepare", "synthetic", "--download")
+    assert "leave out --download" in fails(run, "prepare", "synthetic", "--download")
     assert "no data set at" in fails(run, "info", "nowhere")
     assert run("prepare", "table", "--splitt", "x")[0] == 2
 
 
-def test_existing_output(run):
+def test_existing_output(run: Run) -> None:
     Path("good.csv").write_text(GOOD)
     command = ["prepare", "table", "--raw", "good.csv", "--out", "d", "--quiet"]
     assert run(*command)[0] == 0
-    assert "overwrite" in fails(run, *command)
+    assert "--overwrite" in fails(run, *command)
     assert run(*command, "--overwrite", "--seed", 1)[0] == 0
     assert Dataset.load("d").meta["options"]["seed"] == 1
     Path("good.csv").write_text("user,item\n1,\n")
@@ -255,14 +248,14 @@ def test_existing_output(run):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_output_not_writable(run):
+def test_output_not_writable(run: Run) -> None:
     Path("good.csv").write_text(GOOD)
     Path("locked").mkdir(mode=0o500)
     assert "not a writable directory" in fails(run, "prepare", "table", "--raw", "good.csv", "--out", "locked/d")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may enter anywhere")
-def test_directories_that_may_not_be_entered(run):
+def test_directories_that_may_not_be_entered(run: Run) -> None:
     Path("good.csv").write_text(GOOD)
     Path("locked").mkdir(mode=0o000)
     assert "ermission denied" in fails(run, "prepare", "table", "--raw", "good.csv", "--out", "locked/a/b")
@@ -272,14 +265,14 @@ def test_directories_that_may_not_be_entered(run):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a place where even root may not write")
-def test_output_where_nobody_may_write(run):
+def test_output_where_nobody_may_write(run: Run) -> None:
     Path("good.csv").write_text(GOOD)
     err = fails(run, "prepare", "table", "--raw", "good.csv", "--out", "/proc/drm/d", "--quiet")
     assert "cannot write /proc/drm/d" in err
     assert "another directory" in err
 
 
-def test_output_below_a_file(run):
+def test_output_below_a_file(run: Run) -> None:
     Path("good.csv").write_text(GOOD)
     assert "not a writable directory" in fails(
         run, "prepare", "table", "--raw", "good.csv", "--out", "good.csv/d", "-q"
@@ -297,17 +290,13 @@ main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file size limits")
-def test_disk_full(tmp_path):
+def test_disk_full(tmp_path: Path) -> None:
     (tmp_path / "good.csv").write_text(GOOD)
-    command = [sys.executable, "-c", FULL, "prepare", "table", "--raw", "good.csv", "--out", "d", "--quiet"]
-    first = subprocess.run(
-        [sys.executable, "-m", "drm_triton", *command[3:]], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = ["prepare", "table", "--raw", "good.csv", "--out", "d", "--quiet"]
+    first = run_python("-m", "drm_triton", *command, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     before = Dataset.load(tmp_path / "d").checksum
-    full = subprocess.run(
-        [*command, "--overwrite", "--seed", "9"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    full = run_python("-c", FULL, *command, "--overwrite", "--seed", "9", cwd=tmp_path)
     assert full.returncode == 2, full.stderr
     assert "cannot write" in full.stderr
     assert "free some space" in full.stderr
@@ -333,45 +322,43 @@ main()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_request_to_end_leaves_nothing(tmp_path, name):
+def test_a_request_to_end_leaves_nothing(tmp_path: Path, name: str) -> None:
     if signal.getsignal(getattr(signal, name)) == signal.SIG_IGN:
         pytest.skip(f"{name} is ignored here, as under nohup, and so it is in the child")
     (tmp_path / "good.csv").write_text(GOOD)
-    child = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-c", SLOW]
+    child = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
     assert child.stdout.readline() == b"writing\n"
     assert any(p.name.endswith(".partial") for p in tmp_path.iterdir())
     child.send_signal(getattr(signal, name))
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=HANG)
     assert child.returncode == 128 + getattr(signal, name)
     assert b"Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == ["good.csv"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_output_that_cannot_be_written(tmp_path):
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "drm_triton", "prepare", "--list"]
-        result = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(
+            command, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANG
+        )
     assert result.returncode == 1
     assert result.stderr == f"error: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
 
 
-def test_help_is_quick_and_imports_nothing_heavy():
+def test_the_command_line_imports_nothing_heavy() -> None:
     heavy = ("torch", "triton", "polars", "numba", "scipy", "numpy")
     script = f"import sys, drm_triton.cli; print([m for m in {heavy} if m in sys.modules])"
-    start = time.monotonic()
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-    assert time.monotonic() - start < 10
+    assert run_python("-c", script).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("threads", ["1", "4"])
-def test_threads_do_not_matter(tmp_path, threads):
+def test_threads_do_not_matter(tmp_path: Path, threads: str) -> None:
     (tmp_path / "good.csv").write_text(GOOD)
-    command = [sys.executable, "-m", "drm_triton", "prepare", "table", "--raw", "good.csv", "--out", "d", "--json"]
-    environment = os.environ | {"POLARS_MAX_THREADS": threads}
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
-    import polars as pl
-
+    command = ["-m", "drm_triton", "prepare", "table", "--raw", "good.csv", "--out", "d", "--json"]
+    result = run_python(*command, cwd=tmp_path, POLARS_MAX_THREADS=threads)
     expected = Dataset.from_frame(pl.read_csv(tmp_path / "good.csv")).checksum
     assert json.loads(result.stdout)["checksum"] == expected

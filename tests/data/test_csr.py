@@ -13,7 +13,8 @@ DENSE = np.array([[0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 0, 0]])
 
 @pytest.fixture
 def matrix() -> CSR:
-    return CSR.from_pairs(*np.nonzero(DENSE), DENSE.shape)
+    rows, columns = np.nonzero(DENSE)
+    return CSR.from_pairs(rows, columns, (3, 4))
 
 
 def test_rows_columns_and_sizes(matrix: CSR) -> None:

@@ -1,4 +1,9 @@
+"""Data sets in memory and on disk."""
+
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,13 +15,13 @@ from drm_triton.errors import InputError
 
 
 @pytest.fixture
-def stored(tmp_path):
+def stored(tmp_path: Path) -> Path:
     frame = pl.DataFrame({"user": ["b", "a", "c"] * 5, "item": list(range(15))})
     Dataset.from_frame(frame).save(tmp_path / "data")
     return tmp_path / "data"
 
 
-def test_from_csr_of_scipy_and_of_pairs_agree():
+def test_from_csr_of_scipy_and_of_pairs_agree() -> None:
     train = scipy.sparse.csr_matrix([[0, 1, 1], [1, 0, 0]])
     test = scipy.sparse.coo_matrix([[1, 0, 0], [0, 0, 5]])
     data = Dataset.from_csr(train, test=test, user_ids=["u", "v"])
@@ -38,18 +43,18 @@ def test_from_csr_of_scipy_and_of_pairs_agree():
         ({"train": ([0, 1], [0]), "test": ([0, 1, 1], [0])}, "shape"),
         ({"train": ([0, 1], [0]), "user_ids": ["a", "b"]}, "user_ids"),
         ({"train": ([0, 2], [0, 1]), "item_ids": ["a", "a"]}, "item_ids"),
-        ({"train": ([0, 2], [0, 1]), "item_ids": [1.5, 1.25]}, "item_ids must be whole numbers or text"),
-        ({"train": ([0, 2], [0, 1]), "item_ids": [[1], [2]]}, "item_ids must be whole numbers or text"),
-        ({"train": ([0, 2], [0, 1]), "item_ids": ["a", 1]}, "item_ids must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": [1.5, 1.25]}, "`item_ids` must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": [[1], [2]]}, "`item_ids` must be whole numbers or text"),
+        ({"train": ([0, 2], [0, 1]), "item_ids": ["a", 1]}, "`item_ids` must be whole numbers or text"),
     ],
 )
-def test_from_csr_refuses(arguments, message):
+def test_from_csr_refuses(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Dataset.from_csr(**arguments)
 
 
-def test_from_csr_brings_ids_to_whole_numbers_or_text():
-    def checksum(ids):
+def test_from_csr_brings_ids_to_whole_numbers_or_text() -> None:
+    def checksum(ids: Any) -> str:
         return Dataset.from_csr(([0, 2], [0, 1]), item_ids=ids).checksum
 
     assert checksum(np.array([1.0, 2.0])) == checksum([1, 2]) == checksum(np.array([1, 2], dtype=np.uint64))
@@ -58,18 +63,18 @@ def test_from_csr_brings_ids_to_whole_numbers_or_text():
     assert checksum(large) != checksum([-1, 2])
 
 
-def test_load_maps_memory(stored):
+def test_load_maps_memory(stored: Path) -> None:
     data = Dataset.load(stored)
     assert isinstance(data.train.indices, np.memmap)
     assert not data.train.indices.flags.writeable
 
 
-def test_empty_splits_are_stored(tmp_path):
+def test_empty_splits_are_stored(tmp_path: Path) -> None:
     Dataset.from_csr(([0, 1], [0])).save(tmp_path / "d")
     assert Dataset.load(tmp_path / "d").test.nnz == 0
 
 
-def test_encode_names_unknown_ids(stored):
+def test_encode_names_unknown_ids(stored: Path) -> None:
     data = Dataset.load(stored)
     assert data.encode_users(["c", "a"]).tolist() == [2, 0]
     assert data.encode_items(["14", 3]).tolist() == [14, 3]
@@ -80,7 +85,7 @@ def test_encode_names_unknown_ids(stored):
         data.encode_items([f"no{k}" for k in range(7)])
 
 
-def test_save_does_not_replace_unless_told(stored):
+def test_save_does_not_replace_unless_told(stored: Path) -> None:
     other = Dataset.from_csr(([0, 1], [0]))
     with pytest.raises(InputError, match="already exists"):
         other.save(stored)
@@ -90,7 +95,7 @@ def test_save_does_not_replace_unless_told(stored):
     assert [p.name for p in stored.parent.iterdir()] == ["data"]
 
 
-def test_overwrite_spares_other_directories(tmp_path):
+def test_overwrite_spares_other_directories(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     with pytest.raises(InputError, match="was not made by this program"):
@@ -98,7 +103,7 @@ def test_overwrite_spares_other_directories(tmp_path):
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 
 
-def test_a_link_to_a_data_set_stays_a_link(stored):
+def test_a_link_to_a_data_set_stays_a_link(stored: Path) -> None:
     link = stored.with_name("link")
     link.symlink_to(stored.name)
     other = Dataset.from_csr(([0, 1], [0]))
@@ -110,28 +115,28 @@ def test_a_link_to_a_data_set_stays_a_link(stored):
     assert sorted(p.name for p in stored.parent.iterdir()) == ["data", "link"]
 
 
-def test_a_long_name_is_no_trouble(tmp_path):
+def test_a_long_name_is_no_trouble(tmp_path: Path) -> None:
     Dataset.from_csr(([0, 1], [0])).save(tmp_path / ("x" * 255))
     with pytest.raises(InputError, match="too long"):
         Dataset.from_csr(([0, 1], [0])).save(tmp_path / ("x" * 256))
 
 
-def damage_version(path):
+def damage_version(path: Path) -> None:
     meta = json.loads((path / "meta.json").read_text())
     (path / "meta.json").write_text(json.dumps(meta | {"version": 99}))
 
 
-def damage_sizes(path):
+def damage_sizes(path: Path) -> None:
     meta = json.loads((path / "meta.json").read_text())
     (path / "meta.json").write_text(json.dumps(meta | {"train": meta["train"] + 1}))
 
 
-def cut_array(path):
+def cut_array(path: Path) -> None:
     file = path / "train.indices.npy"
     file.write_bytes(file.read_bytes()[:-4])
 
 
-def wrong_pointers(path):
+def wrong_pointers(path: Path) -> None:
     indptr = np.load(path / "train.indptr.npy")
     indptr[-1] += 1
     np.save(path / "train.indptr.npy", indptr)
@@ -148,23 +153,23 @@ def wrong_pointers(path):
         (lambda path: (path / "meta.json").write_text("{"), "meta.json"),
         (lambda path: (path / "meta.json").write_text("[]"), "meta.json"),
         (lambda path: (path / "meta.json").unlink(), "no meta.json"),
-        (lambda path: pl.DataFrame({"id": [1]}).write_parquet(path / "users.parquet"), "1 rows and not 3"),
+        (lambda path: pl.DataFrame({"id": [1]}).write_parquet(path / "users.parquet"), "1 rows, not 3"),
         (lambda path: (path / "items.parquet").write_bytes(b"PAR1"), "items.parquet"),
         (lambda path: pl.DataFrame({"name": [1, 2, 3]}).write_parquet(path / "users.parquet"), "users.parquet"),
     ],
 )
-def test_load_refuses_a_damaged_store(stored, damage, message):
+def test_load_refuses_a_damaged_store(stored: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(stored)
     with pytest.raises(InputError, match=message):
         Dataset.load(stored)
 
 
-def test_load_of_nothing(tmp_path):
+def test_load_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no data set at"):
         Dataset.load(tmp_path / "nothing")
 
 
-def test_meta_survives_a_second_save(stored, tmp_path):
+def test_meta_survives_a_second_save(stored: Path, tmp_path: Path) -> None:
     data = Dataset.load(stored)
     data.save(tmp_path / "copy")
     again = Dataset.load(tmp_path / "copy")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drm_triton import DRM
-from drm_triton.data.prepare.prepare import prepare
+from drm_triton.data.prepare.pipeline import prepare
 from drm_triton.data.prepare.sources import find_source
 from drm_triton.names import METRICS
 from drm_triton.ranking.evaluate import evaluate, factor_ranker

@@ -1,0 +1,1 @@
+"""From raw files to a `Dataset`: sources, readers, filters, splits, and generated data."""

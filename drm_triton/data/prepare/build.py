@@ -1,8 +1,8 @@
-"""From raw interactions to a `Dataset`: read, threshold, de-duplicate, k-core, encode, split.
+"""Build a `Dataset` from raw interactions: read, filter by rating, remove duplicates, k-core, encode, split.
 
-Polars reads (streaming, only the columns needed) and turns ids into codes, numbered by sorted external id so that the
-order of rows cannot matter. An interaction is from then on one integer of 64 bits, user code above, item code below;
-sorting these puts duplicates side by side and leaves the rows of a CSR matrix in order.
+Polars streams the columns needed and turns ids into codes. Codes follow the sorted external ids, so the order of rows
+does not matter. From then on an interaction is a 64-bit integer: the user code in the upper half, the item code in the
+lower half. Sorting these integers puts duplicates side by side and leaves the rows of a CSR matrix in order.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.data.dataset import CSR, Dataset
-from drm_triton.data.prepare.columns import Raw
-from drm_triton.data.prepare.inputs import reading
+from drm_triton.data.prepare.failures import read_errors
+from drm_triton.data.prepare.raw import RawInteractions
 from drm_triton.data.prepare.read import collect
-from drm_triton.data.split import PAPER_RATIOS, SPLITS, SplitName, check_ratios, split
+from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios, split
 from drm_triton.errors import InputError
+from drm_triton.names import SplitName
 from drm_triton.progress import SILENT, Reporter
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to keep and how to split it. See `Dataset.from_frame` for the meaning of each."""
+class BuildOptions:
+    """Which interactions to keep and how to split them. `Dataset.from_frame` explains each option."""
 
     min_rating: float | None = None
     min_user: int = 1
@@ -37,32 +38,31 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise InputError(f"unknown split {self.split!r}: choose one of {', '.join(SPLITS)}")
+            raise InputError(f"unknown `split` {self.split!r}: choose one of {', '.join(SPLITS)}")
         check_ratios(self.ratios)
-        # NumPy's numbers are as good as Python's, but cannot be stored as JSON.
+        # NumPy numbers are accepted but cannot be stored as JSON, so they become Python numbers.
         object.__setattr__(self, "ratios", tuple(float(r) for r in self.ratios))
         for name in ("min_user", "min_item", "seed"):
             try:
                 object.__setattr__(self, name, operator.index(getattr(self, name)))
             except TypeError:
-                label = name.replace("_", "-")
-                raise InputError(f"{label} must be a whole number, got {getattr(self, name)!r}") from None
+                raise InputError(f"`{name}` must be a whole number, got {getattr(self, name)!r}") from None
             if name != "seed" and getattr(self, name) < 0:
-                raise InputError(f"{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+                raise InputError(f"`{name}` must not be negative, got {getattr(self, name)}")
         if self.min_rating is not None:
             if not isinstance(self.min_rating, int | float | np.number) or self.min_rating != self.min_rating:
-                raise InputError(f"min-rating must be a number, got {self.min_rating!r}")
+                raise InputError(f"`min_rating` must be a number, got {self.min_rating!r}")
             object.__setattr__(self, "min_rating", float(self.min_rating))
 
 
-def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
-    """Run every step on raw interactions and return the data set, with the statistics of each step in its meta."""
+def build(raw: RawInteractions, options: BuildOptions, report: Reporter = SILENT) -> Dataset:
+    """Build a data set from raw interactions. Its meta contains the statistics of each step."""
     steps: list[dict[str, Any]] = []
 
     def record(name: str, rows: int, users: int, items: int) -> None:
         steps.append({"step": name, "interactions": rows, "users": users, "items": items})
         if rows == 0:
-            _fail_empty(steps, raw)
+            raise _empty_error(steps, raw)
 
     with report.step("read") as step:
         frame = collect(raw, options)
@@ -95,12 +95,12 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
     with report.step("split") as step:
         labels = split(users, items, time, options.split, options.ratios, options.seed)
         shape = (len(user_ids), len(item_ids))
-        parts = (labels == k for k in range(3))
-        train, valid, test = (CSR.from_pairs(users[part], items[part], shape) for part in parts)
+        masks = (labels == label for label in range(3))
+        train, valid, test = (CSR.from_pairs(users[mask], items[mask], shape) for mask in masks)
         if not train.nnz:
             raise InputError(
-                f"the split {options.split!r} leaves none of {len(users):,} interactions to train on: raise the first "
-                f"of {raw.option('ratios')}, choose another {raw.option('split')}, or give more data"
+                f"split {options.split} leaves none of {len(users):,} interactions to train on: raise the first of "
+                "`ratios`, choose another `split`, or give more data"
             )
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
     meta = {"source": "frame", "options": asdict(options), "steps": steps}
@@ -108,7 +108,7 @@ def build(raw: Raw, options: Options, report: Reporter = SILENT) -> Dataset:
 
 
 def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
-    """Mark the interactions [n] of the largest part where each user has `min_user` and each item `min_item` of them."""
+    """Return a mask [n] of the largest subset where each user has `min_user` and each item `min_item` interactions."""
     kept = np.ones(len(users), dtype=bool)
     u, i = users, items
     while True:
@@ -119,21 +119,21 @@ def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, 
         u, i = u[enough], i[enough]
 
 
-def _fail_empty(steps: list[dict[str, Any]], raw: Raw) -> None:
+def _empty_error(steps: list[dict[str, Any]], raw: RawInteractions) -> InputError:
+    """Return the error for a step that left no interactions."""
     if len(steps) == 1:
-        raise InputError("the input has no interactions: a header without rows, or lists without items")
+        return InputError("the input has no interactions: it is a header without rows, or lists without items")
     before, after = steps[-2], steps[-1]
     own = raw.own_filter is not None and raw.own_filter[0] == after["step"]
-    rating, user, item = (raw.option(name) for name in ("min-rating", "min-user", "min-item"))
-    advice = f"give {user} and {item} in its place" if own else f"lower {rating}, {user} or {item}"
-    raise InputError(
-        f"no interaction is left by the filter {after['step']!r}: before it there were {before['interactions']:,} "
+    advice = "give `min_user` and `min_item` instead" if own else "lower `min_rating`, `min_user` or `min_item`"
+    return InputError(
+        f"the filter {after['step']!r} removes all interactions: before it there were {before['interactions']:,} "
         f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
     )
 
 
 def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:
-    """Replace external ids by codes: positions in the sorted ids."""
+    """Replace external ids by codes, their positions in the sorted ids."""
     lazy = frame.lazy()
     for role, ids in (("user", user_ids), ("item", item_ids)):
         table = ids.alias(role).to_frame().with_row_index("code").lazy()
@@ -141,8 +141,8 @@ def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl
     return lazy.collect(engine="streaming")
 
 
-def _distinct(codes: pl.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray | None]:
-    """Return users, items and times [n] sorted by user, then item; of repeated pairs the latest stays."""
+def _distinct(codes: pl.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any] | None]:
+    """Return users, items and times [n], sorted by user, then item. Of repeated pairs, keep the latest."""
     pair = (pl.col("user").cast(pl.Int64) * 2**32 + pl.col("item")).alias("pair")
     if "time" in codes.columns:
         frame = codes.select(pair, "time").sort("pair", "time")
@@ -157,28 +157,29 @@ def _distinct(codes: pl.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.int32]
 
 
 def _present(codes: NDArray[np.integer]) -> int:
-    """Count the different codes."""
+    """Return the number of distinct codes."""
     seen = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=bool)
     seen[codes] = True
     return int(np.count_nonzero(seen))
 
 
 def _compact(codes: NDArray[np.int32], ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
-    """Renumber codes [n] so that only ids still in use have one; the order of ids stays."""
+    """Renumber codes [n] so that only ids still in use have one. The order of ids stays."""
     used = np.bincount(codes, minlength=len(ids)) > 0
     if used.all():
         return codes, ids
     return (np.cumsum(used, dtype=np.int32) - 1)[codes], ids.filter(pl.Series(used))
 
 
-def _with_titles(item_ids: pl.Series, raw: Raw) -> pl.DataFrame:
+def _with_titles(item_ids: pl.Series, raw: RawInteractions) -> pl.DataFrame:
+    """Return the table of items, with titles if the source has them."""
     items = item_ids.to_frame()
     if raw.titles is None:
         return items
     item = pl.col("item")
     if raw.text and raw.titles.collect_schema()["item"] == pl.String:
-        item = item.str.strip_chars()  # as the ids themselves
+        item = item.str.strip_chars()  # like the ids
     titles = raw.titles.select(item.cast(item_ids.dtype, strict=False).alias("id"), "title")
     titles = titles.drop_nulls("id").unique("id", keep="first", maintain_order=True)
-    with reading("the titles"):
+    with read_errors("the titles"):
         return items.lazy().join(titles, on="id", how="left", maintain_order="left").collect()

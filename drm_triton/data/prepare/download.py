@@ -1,4 +1,4 @@
-"""Downloads that can be broken off at any point: resumed, verified, and in place only when complete."""
+"""Downloads that can be interrupted at any point. They are resumed, checked, and renamed only when complete."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.progress import SILENT, Reporter, Step
 
 TIMEOUT = 30.0  # seconds without a byte
-_BLOCK = 1 << 18
+_CHUNK_BYTES = 1 << 18
 
 
-def fetch_source(source: Source, folder: Path, report: Reporter = SILENT) -> Path:
-    """Fetch a source's file into `folder`, unless it is there, and return its path."""
+def fetch_source(source: Source, directory: Path, report: Reporter = SILENT) -> Path:
+    """Download a source's file into a directory, unless it exists, and return its path."""
     if source.url is None:
-        raise InputError(f"source {source.name} has no public address to download from: get it from {source.origin}")
-    target = folder / source.url.rsplit("/", 1)[-1]
+        raise InputError(f"source {source.name} has no public address: get the data from {source.origin}")
+    target = directory / source.url.rsplit("/", 1)[-1]
     if target.exists():
-        report.line(f"{target} is there already")
+        report.line(f"{target} exists already")
         return target
     return fetch(source.url, target, published_md5(source.url + ".md5"), report)
 
@@ -45,13 +45,14 @@ def published_md5(url: str) -> str | None:
 def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SILENT) -> Path:
     """Download `url` to `target`.
 
-    What has arrived is kept as ``target.part`` and a further call goes on from there, if the server still has the same
-    file (its ETag or date is remembered beside it). The file takes its name only when it is complete and `md5` fits.
+    A partial download is kept as ``target.part``. Another call continues from there if the server still has the same
+    file, according to its ETag or date, which is stored beside it. The file is renamed to `target` only when it is
+    complete and its checksum equals `md5`.
 
     Raises
     ------
     DrmError
-        If the server cannot be reached, breaks off, or sends a file with another checksum.
+        If the server cannot be reached, ends the connection early, or sends a file with another checksum.
     """
     part, tag = target.with_name(target.name + ".part"), target.with_name(target.name + ".part.tag")
     try:
@@ -60,39 +61,41 @@ def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SIL
             total = _transfer(url, part, tag, step)
             if total is not None and part.stat().st_size != total:
                 raise DrmError(
-                    f"the download of {url} broke off after {part.stat().st_size:,} of {total:,} bytes: run "
-                    "the same command again, it goes on from there"
+                    f"the download of {url} ended after {part.stat().st_size:,} of {total:,} bytes: try again to "
+                    "continue from there"
                 )
             step.note(f"{part.stat().st_size:,} bytes")
     except urllib.error.HTTPError as error:
         raise DrmError(
-            f"cannot download {url}: the server answers {error.code} {error.reason}; get the file by hand"
+            f"cannot download {url}: the server answers {error.code} {error.reason}; get the file yourself"
         ) from error
     except (OSError, HTTPException) as error:
         raise DrmError(
-            f"the download of {url} failed ({error}): check the connection and run the same command again; what "
-            f"has arrived is kept in {part}"
+            f"the download of {url} failed ({error}): check the connection and try again; the partial download is "
+            f"kept in {part}"
         ) from error
     if md5 is None:
-        report.line(f"no checksum is published for {url}; its SHA-256 is recorded with the data set")
+        report.line(f"no checksum is published for {url}; its SHA-256 is recorded in the data set")
     elif (found := _md5(part)) != md5:
         part.unlink()
         tag.unlink(missing_ok=True)
-        raise DrmError(f"{url} arrived damaged: its MD5 sum is {found} and not the published {md5}; download it again")
+        raise DrmError(
+            f"the download of {url} is damaged: its MD5 sum is {found}, not the published {md5}; download it again"
+        )
     atomic.move_file(part, target)
     tag.unlink(missing_ok=True)
     return target
 
 
 def _transfer(url: str, part: Path, tag: Path, step: Step) -> int | None:
-    """Append to `part` what is missing, or write it anew; return the size of the whole file if the server tells."""
+    """Append the missing bytes to `part`, or write it anew. Return the size of the whole file, if known."""
     have = part.stat().st_size if part.exists() and tag.exists() else 0
     try:
         response = _open(url, have, tag.read_text() if have else "")
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
-        if error.headers.get("Content-Range") == f"bytes */{have}":  # all was there but the last rename
+        if error.headers.get("Content-Range") == f"bytes */{have}":  # only the rename is missing
             return have
         have, response = 0, _open(url)
     with response:
@@ -103,16 +106,16 @@ def _transfer(url: str, part: Path, tag: Path, step: Step) -> int | None:
         step.total = have + int(length) if length else None
         step.advance(have)
         with part.open("ab" if resumed else "wb") as handle:
-            while block := response.read(_BLOCK):
-                handle.write(block)
-                step.advance(len(block))
+            while chunk := response.read(_CHUNK_BYTES):
+                handle.write(chunk)
+                step.advance(len(chunk))
     return step.total
 
 
 def _open(url: str, start: int = 0, tag: str = "") -> HTTPResponse:
     headers = {"User-Agent": f"drm-triton/{__version__}", "Accept-Encoding": "identity"}
     if start and tag:
-        headers |= {"Range": f"bytes={start}-", "If-Range": tag}  # a file that has changed is sent whole
+        headers |= {"Range": f"bytes={start}-", "If-Range": tag}  # the server sends a changed file from the start
     response: HTTPResponse = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     return response
 
@@ -120,6 +123,6 @@ def _open(url: str, start: int = 0, tag: str = "") -> HTTPResponse:
 def _md5(path: Path) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()

@@ -1,56 +1,67 @@
-"""Reading raw interactions: only the columns needed, ids and ratings verified, bad rows named."""
+"""Read raw interactions: only the columns needed, with ids and ratings checked and bad rows reported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from drm_triton.data.prepare.columns import Part, Raw
-from drm_triton.data.prepare.inputs import reading
+from drm_triton.data.prepare.failures import read_errors
+from drm_triton.data.prepare.raw import RawInteractions, RawTable
+from drm_triton.data.prepare.values import (
+    SMALL_INTEGERS,
+    WHOLE_NUMBER,
+    id_values,
+    is_kept,
+    rating_values,
+    time_values,
+    whole_numbers,
+)
 from drm_triton.data.split import NEEDS_TIME
 from drm_triton.errors import InputError
 
 if TYPE_CHECKING:
-    from drm_triton.data.prepare.build import Options
+    from drm_triton.data.prepare.build import BuildOptions
 
-# The way Python and everyone else writes a whole number; 007, +7 and -0 would not come back as they were.
-WHOLE_NUMBER = r"^(?:0|-?[1-9][0-9]{0,18})$"
+IDS = ("user", "item")
+SAMPLE_ROWS = 1000  # rows that decide whether ids are whole numbers, and how times are written
 
 
-def collect(raw: Raw, options: Options) -> pl.DataFrame:
-    """Read the columns needed: user, item, and as asked keep (rating high enough), rating, time.
+def collect(raw: RawInteractions, options: BuildOptions) -> pl.DataFrame:
+    """Read the columns needed: user, item, and depending on the options keep (the rating suffices), rating, time.
 
-    The first pass takes the quick way and leaves a null wherever that did not do. Only if there is one, a careful pass
-    follows (blank lines, spaces round numbers, negative ids), and then one that reads ids as the text they are; a null
-    that is left is an error in the data.
+    The first pass takes the quick frames and leaves a null where that fails. Only if there is a null, a careful pass
+    follows, which handles blank lines, blanks around numbers and negative ids. If nulls remain among ids that look like
+    whole numbers, a third pass reads these ids as text. A null that remains is an error in the data.
     """
     careful = False
-    view = replace(
-        raw, parts=[replace(part, frame=part.frame if part.quick is None else part.quick) for part in raw.parts]
-    )
+    view = replace(raw, tables=[t if t.quick is None else replace(t, frame=t.quick) for t in raw.tables])
     _check_needs(raw, _schema(view), options)
-    whole = {role: _looks_whole(view, role) for role in ("user", "item")}
+    whole = {role: _looks_whole(view, role) for role in IDS}
     while True:
         schema = _schema(view)
-        columns = {role: _id(raw, schema[role], role, whole[role], careful) for role in ("user", "item")}
+        columns = {}
+        for role in IDS:
+            _check_id_type(raw, schema[role], role)
+            columns[role] = id_values(role, schema[role], raw.text, whole[role], careful)
         if "rating" in schema:
-            columns["keep"] = _keep(schema["rating"], options.min_rating, careful)
+            columns["keep"] = is_kept(schema["rating"], options.min_rating, careful)
         if raw.own_filter and "rating" in schema:
-            columns["rating"] = _number(schema["rating"], careful).cast(pl.Float32)
+            columns["rating"] = rating_values(schema["rating"], careful).cast(pl.Float32)
         if options.split in NEEDS_TIME:
-            columns["time"] = _time(view, schema["timestamp"])
+            columns["time"] = time_values(schema["timestamp"], partial(_sample, view, "timestamp"))
         try:
-            frame = _run(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
+            frame = _collect(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
         except InputError:
             if careful:
                 raise
             careful, view = True, raw
             continue
         lost = [name for name in columns if name != "rating" and frame[name].null_count()]
-        if not lost:  # without a threshold the ratings were only to be verified
+        if not lost:  # without a threshold, the ratings only had to be checked
             return frame if options.min_rating is not None else frame.drop("keep", strict=False)
         if not careful:
             careful, view = True, raw
@@ -60,162 +71,96 @@ def collect(raw: Raw, options: Options) -> pl.DataFrame:
             raise _error_at(raw, lost[0], columns[lost[0]])
 
 
-def _check_needs(raw: Raw, schema: Mapping[str, pl.DataType], options: Options) -> None:
-    needs = (
-        [("rating", f"min-rating {options.min_rating:g}", f"leave {raw.option('min-rating')} out")]
-        if options.min_rating is not None
-        else []
-    )
+def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:
+    """Refuse options that need a rating or a time that the input does not have."""
+    needs = []
+    if options.min_rating is not None:
+        needs.append(("rating", f"`min_rating` {options.min_rating:g}", "leave out `min_rating`"))
     if options.split in NEEDS_TIME:
-        needs.append(("timestamp", f"split {options.split!r}", "choose another split"))
+        needs.append(("timestamp", f"`split` {options.split}", "choose another `split`"))
     for role, step, otherwise in needs:
         if role not in schema:
-            lack = (
-                f"has no column, or several, recognised as such: name it with {raw.option(role)}, or"
-                if raw.named
-                else "has none:"
-            )
-            raise InputError(f"{step} needs a {role} for each interaction, and {_names(raw)} {lack} {otherwise}")
+            problem = "which the data does not have:"
+            if raw.has_columns:
+                problem = f"but no column, or several, are recognised as such: name one as `{role}`, or"
+            raise InputError(f"{raw.name}: {step} needs a {role} for each interaction, {problem} {otherwise}")
 
 
-def _run(raw: Raw, query: pl.LazyFrame) -> pl.DataFrame:
-    """Collect a query over all files; if that fails, find the file at fault."""
+def _check_id_type(raw: RawInteractions, dtype: pl.DataType, role: str) -> None:
+    if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+        raise InputError(
+            f"{raw.name} has {role} ids of type {dtype}, which cannot be used: make them whole numbers or text"
+        )
+
+
+def _collect(raw: RawInteractions, query: pl.LazyFrame) -> pl.DataFrame:
+    """Collect a query over all files. If that fails, raise the error of the file that causes it."""
     try:
-        with reading(_names(raw)):
+        with read_errors(raw.name):
             return query.collect(engine="streaming")
     except InputError:
-        for part in raw.parts:
-            with reading(part.name, part.locate):
-                part.frame.collect(engine="streaming")
+        for table in raw.tables:
+            with read_errors(table.name, table.locate):
+                table.frame.collect(engine="streaming")
         raise
 
 
-def _names(raw: Raw) -> str:
-    names = [part.name for part in raw.parts]
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _schema(raw: Raw) -> dict[str, pl.DataType]:
-    """Types of the columns that all files have; where files disagree the column is read as text."""
+def _schema(raw: RawInteractions) -> dict[str, pl.DataType]:
+    """Return the types of the columns that all files have."""
     schemas = []
-    for part in raw.parts:
-        with reading(part.name, part.locate):
-            schemas.append(part.frame.collect_schema())
+    for table in raw.tables:
+        with read_errors(table.name, table.locate):
+            schemas.append(table.frame.collect_schema())
     common = [c for c in schemas[0].names() if c != "row" and all(c in s for s in schemas)]
-    return {c: _common_type([s[c] for s in schemas], is_id=c in ("user", "item")) for c in common}
+    return {c: _common_type([s[c] for s in schemas], is_id=c in IDS) for c in common}
 
 
 def _common_type(types: Sequence[pl.DataType], is_id: bool) -> pl.DataType:
+    """Return the type for a column that has `types` in the files: text if they do not agree."""
     if len(set(types)) == 1:
         return types[0]
-    if is_id and all(t in _SMALL_INTEGERS or t.is_float() for t in types):
+    if is_id and all(t in SMALL_INTEGERS or t.is_float() for t in types):
         return pl.Int64()
-    numbers = not is_id and all(t.is_numeric() for t in types)
-    return (pl.Float64() if any(t.is_float() for t in types) else pl.Int64()) if numbers else pl.String()
+    if is_id or not all(t.is_numeric() for t in types):
+        return pl.String()
+    return pl.Float64() if any(t.is_float() for t in types) else pl.Int64()
 
 
-def _aligned(part: Part, schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
-    """The columns of one file in the types of `schema`; an id 2.0 is 2, as in a file where ids are integers."""
-    own = part.frame.collect_schema()
+def _aligned(table: RawTable, schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
+    """Return the columns of one file in the types of `schema`. An id 2.0 becomes 2, as in files with integer ids."""
+    own = table.frame.collect_schema()
     columns = []
     for c, dtype in schema.items():
-        float_id = c in ("user", "item") and own[c].is_float() and own[c] != dtype
-        columns.append((_whole(pl.col(c)) if float_id else pl.col(c)).cast(dtype))
+        float_id = c in IDS and own[c].is_float() and own[c] != dtype
+        columns.append((whole_numbers(pl.col(c)) if float_id else pl.col(c)).cast(dtype))
     return columns
 
 
-def _concat(raw: Raw, drop_blank: bool = False) -> pl.LazyFrame:
+def _concat(raw: RawInteractions, drop_blank: bool = False) -> pl.LazyFrame:
     schema = _schema(raw)
-    frames = [part.frame.select(_aligned(part, schema)) for part in raw.parts]
+    frames = [table.frame.select(_aligned(table, schema)) for table in raw.tables]
     frame = frames[0] if len(frames) == 1 else pl.concat(frames)
     return frame.filter(~pl.all_horizontal(pl.all().is_null())) if drop_blank else frame
 
 
-def _looks_whole(raw: Raw, role: str) -> bool:
+def _looks_whole(raw: RawInteractions, role: str) -> bool:
+    """Return whether the first ids are whole numbers that have to be read from text."""
     dtype = _schema(raw)[role]
-    if dtype.is_integer() and dtype not in _SMALL_INTEGERS:
+    if dtype.is_integer() and dtype not in SMALL_INTEGERS:
         return True
     if not raw.text or dtype != pl.String:
         return False
-    return bool(_head(raw, role).str.strip_chars().str.contains(WHOLE_NUMBER).all())
+    return bool(_sample(raw, role).str.strip_chars().str.contains(WHOLE_NUMBER).all())
 
 
-def _head(raw: Raw, column: str) -> pl.Series:
-    with reading(raw.parts[0].name, raw.parts[0].locate):
-        return raw.parts[0].frame.select(column).head(1000).collect().to_series().drop_nulls()
+def _sample(raw: RawInteractions, column: str) -> pl.Series:
+    """Return the first values of a column that are not null."""
+    table = raw.tables[0]
+    with read_errors(table.name, table.locate):
+        return table.frame.select(column).head(SAMPLE_ROWS).collect().to_series().drop_nulls()
 
 
-_SMALL_INTEGERS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
-
-
-def _id(raw: Raw, dtype: pl.DataType, role: str, whole: bool, careful: bool) -> pl.Expr:
-    """External ids are Int64 or String; null where an id is missing or, if `whole`, not a plain whole number."""
-    column = pl.col(role)
-    if dtype in _SMALL_INTEGERS:
-        return column.cast(pl.Int64)
-    if dtype.is_float():  # pandas makes whole numbers float when one is missing
-        return _whole(column)
-    if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
-        raise InputError(
-            f"{_names(raw)} has {role} ids of type {dtype}, which cannot be used: make them whole numbers or text"
-        )
-    text = column.cast(pl.String)
-    if raw.text and (careful or not whole):
-        text = text.str.strip_chars()
-    if whole:
-        # Comparing texts is far quicker than a regular expression, and right but for negative numbers.
-        plain = text.str.contains(WHOLE_NUMBER) if careful else (text >= "1") | (text == "0")
-        return pl.when(plain).then(text.cast(pl.Int64, strict=False))
-    return pl.when(text != "").then(text)
-
-
-def _whole(column: pl.Expr) -> pl.Expr:
-    """A float as Int64; null where it is not a whole number, or so large that neighbours would be the same float."""
-    exact = (column == column.floor()) & (column.abs() < 2**53)
-    return pl.when(exact).then(column.cast(pl.Int64, strict=False))
-
-
-def _number(dtype: pl.DataType, careful: bool) -> pl.Expr:
-    column = pl.col("rating")
-    return (column.str.strip_chars() if careful and dtype == pl.String else column).cast(pl.Float64, strict=False)
-
-
-def _keep(dtype: pl.DataType, min_rating: float | None, careful: bool) -> pl.Expr:
-    """True or False, and null where the rating is not a number (or, with a threshold, missing)."""
-    number = _number(dtype, careful)
-    if min_rating is None:
-        return pl.when(pl.col("rating").is_null()).then(True).when(number.is_not_nan()).then(True)
-    return pl.when(number.is_not_nan()).then(number >= min_rating)
-
-
-def _time(raw: Raw, dtype: pl.DataType) -> pl.Expr:
-    """Time as a number that sorts: unix time as it is, dates in microseconds."""
-    column = pl.col("timestamp")
-    if dtype.is_temporal():
-        return column.cast(pl.Datetime("us")).cast(pl.Int64)
-    if dtype.is_float():
-        return pl.when(column.is_finite()).then(column)
-    if dtype != pl.String:
-        return column.cast(pl.Int64, strict=False)
-    column = column.str.strip_chars()
-    head = _head(raw, "timestamp").str.strip_chars()
-    if len(head) and head.head(1).cast(pl.Float64, strict=False).null_count() == 0:
-        whole = head.str.contains(r"^[+-]?[0-9]+$").all()
-        if whole:
-            return column.cast(pl.Int64, strict=False)
-        number = column.cast(pl.Float64, strict=False)
-        return pl.when(number.is_finite()).then(number)
-    column = column.str.replace(r"^(\d{4}-\d\d-\d\d)T", "$1 ").str.replace(r" ?(?:Z|UTC)$", "+00:00")
-    column = column.str.replace(r"(:\S+[+-]\d\d)$", "${1}:00")
-    return pl.coalesce(column.str.to_datetime(form, strict=False, time_unit="us").cast(pl.Int64) for form in _DATES)
-
-
-# Only forms that mean one thing: 01/02/2020 is January in one country and February in another. A time without offset
-# is taken as UTC.
-_DATES = ("%Y-%m-%d", "%Y/%m/%d", *(f"%Y-%m-%d %H:%M{seconds}{z}" for seconds in (":%S%.f", "") for z in ("", "%z")))
-
-
-_PROBLEMS = {
+_PROBLEMS = {  # column that has a null -> role, what is wrong
     "user": ("user", "has no usable user id"),
     "item": ("item", "has no usable item id"),
     "keep": ("rating", "has a rating that is missing or not a number"),
@@ -223,22 +168,22 @@ _PROBLEMS = {
 }
 
 
-def _error_at(raw: Raw, column: str, expression: pl.Expr) -> InputError:
-    """Find the first row where `expression` is null and say where it is."""
+def _error_at(raw: RawInteractions, column: str, expression: pl.Expr) -> InputError:
+    """Return the error for the first row where `expression` is null."""
     role, problem = _PROBLEMS[column]
     advice = "correct or remove that row"
-    if raw.named and column in ("keep", "time"):
-        advice += f", or name another column with {raw.option(role)}"
-        advice += f" ({raw.option(role)} '' ignores ratings)" if column == "keep" else ""
+    if raw.has_columns and column in ("keep", "time"):
+        advice += f", or name another column as `{role}`"
+        advice += f" (`{role}` '' ignores ratings)" if column == "keep" else ""
     schema = _schema(raw)
-    for part in raw.parts:
-        numbered = part.frame if "row" in part.frame.collect_schema() else part.frame.with_row_index("row")
-        rows = numbered.select("row", *_aligned(part, schema), seen=role)
+    for table in raw.tables:
+        numbered = table.frame if "row" in table.frame.collect_schema() else table.frame.with_row_index("row")
+        rows = numbered.select("row", *_aligned(table, schema), value=role)
         if raw.text:
-            rows = rows.filter(~pl.all_horizontal(pl.exclude("row", "seen").is_null()))
-        bad = rows.filter(expression.is_null()).select("row", "seen").head(1).collect()
+            rows = rows.filter(~pl.all_horizontal(pl.exclude("row", "value").is_null()))
+        bad = rows.filter(expression.is_null()).select("row", "value").head(1).collect()
         if len(bad):
             row, value = bad.row(0)
-            seen = "" if value is None or value == "" else f" ({value!r})"
-            return InputError(f"{part.unit} {row + 1:,} of {part.name} {problem}{seen}: {advice}")
-    return InputError(f"{_names(raw)} {problem} in some row: {advice}")
+            shown = "" if value is None or value == "" else f" ({value!r})"
+            return InputError(f"{table.unit} {row + 1:,} of {table.name} {problem}{shown}: {advice}")
+    return InputError(f"{raw.name} {problem} in some row: {advice}")

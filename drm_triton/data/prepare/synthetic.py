@@ -1,9 +1,9 @@
-"""Interactions with planted structure, for demonstrations, tests and benchmarks where real data may not go.
+"""Generated interactions with planted structure, for demonstrations, tests and benchmarks.
 
-Items fall into clusters, and each user draws most items from a few clusters of its own; a share is noise, drawn from
-all items. Within a cluster and overall, items follow Zipf's law; the users' activity is log-normal. Popularity alone
-therefore predicts something, and a model that finds the clusters predicts clearly more. As songs, the items of a
-cluster share a genre and a few performers, so that a person can see in the titles what a model has found.
+Items belong to clusters. Each user has a few preferred clusters and draws most items from them; the rest is noise,
+drawn from all items. Item popularity follows Zipf's law, within a cluster and overall. User activity is log-normal.
+So popularity alone predicts something, and a model that finds the clusters predicts clearly more. As songs, the items
+of a cluster share a genre and a few performers, so that the titles show what a model has found.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS = 104_000, 81_200, 4_100_000
 ZIPF = 0.8  # exponent of the items' popularity
 ACTIVITY = 0.9  # standard deviation of the logarithm of the users' activity
 NOISE = 0.1  # share of interactions drawn from all items
-TASTES = (0.55, 0.25, 0.15, 0.05)  # shares of a user's own clusters in the rest
+TASTES = (0.55, 0.25, 0.15, 0.05)  # shares of a user's preferred clusters in the rest
 MAX_SHARE = 0.5  # no user has more than this share of the items
 
-# Words for titles. A cluster is a mood and a genre, of which there are 400 pairs.
+# Words for titles. A cluster has a mood and a genre; there are 400 pairs.
 MOODS, GENRES, PERFORMERS, FIRST_WORDS, LAST_WORDS = (
     words.split()
     for words in (
@@ -46,7 +46,7 @@ MOODS, GENRES, PERFORMERS, FIRST_WORDS, LAST_WORDS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """How much to generate."""
+    """The number of users, items and interactions to generate."""
 
     users: int
     items: int
@@ -55,12 +55,13 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("users", "items", "interactions"):
             if getattr(self, name) < 1:
-                raise InputError(f"synthetic data needs at least one of each: {name} is {getattr(self, name)}")
+                raise InputError(f"synthetic data needs at least one of each: `{name}` is {getattr(self, name)}")
         least, most = max(self.users, self.items), self.users * self._most_per_user()
         if not least <= self.interactions <= most:
             raise InputError(
-                f"{self.interactions:,} interactions do not fit {self.users:,} users and {self.items:,} items: each "
-                f"has at least one, and no user more than half the items, so choose between {least:,} and {most:,}"
+                f"{self.interactions:,} `interactions` do not fit {self.users:,} `users` and {self.items:,} `items`: "
+                "each user and item needs at least one, and no user may have more than half of the items, so choose "
+                f"between {least:,} and {most:,}"
             )
         if max(self.users, self.items) >= 2**31:
             raise InputError("synthetic data is limited to 2^31 users and items")
@@ -70,27 +71,27 @@ class Shape:
 
     @classmethod
     def melon(cls, scale: float = 1.0) -> Shape:
-        """Melon's shape with `scale` times its users and interactions, and items so that a song keeps its audience."""
+        """Return Melon's shape with users, items and interactions multiplied by `scale`."""
         if not 0.001 <= scale <= 100:
-            raise InputError(f"--scale must lie between 0.001 and 100, got {scale:g}")
+            raise InputError(f"`scale` must be between 0.001 and 100, got {scale:g}")
         sizes = (round(n * scale) for n in (MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS))
         return cls(*sizes)
 
 
 def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw the interactions.
+    """Generate interactions.
 
     Returns
     -------
     users, items : int64 [shape.interactions]
-        Distinct pairs sorted by user, then item; every user and every item occurs.
+        Distinct pairs, sorted by user, then item. Every user and every item occurs.
     """
     rng = np.random.Generator(np.random.PCG64(seed % 2**64))
     n_users, n_items = shape.users, shape.items
     cluster_of, n_clusters = _clusters(rng, n_items)
     popularity = np.arange(1, n_items + 1, dtype=np.float64) ** -ZIPF
-    # Items are numbered by cluster; `mass` is the popularity before each, so that one uniform number within a
-    # cluster's interval draws an item of it, and within the whole interval an item of all.
+    # Items are sorted by cluster, and `mass` is the cumulative popularity before each item. A uniform number in the
+    # interval of a cluster draws one of its items; a uniform number in the whole interval draws any item.
     mass = np.concatenate([[0.0], np.cumsum(popularity[rng.permutation(n_items)])])
     edges = np.searchsorted(cluster_of, np.arange(n_clusters + 1))
     weight = np.diff(mass[edges])
@@ -112,12 +113,13 @@ def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np
         users = np.repeat(np.arange(n_users), missing)
         if not len(users):
             break
-        # Users whose clusters are used up would draw the same items for ever: they go on among all items.
+        # A user who has all items of the preferred clusters would draw the same items forever, so after some attempts
+        # items are drawn uniformly from all.
         items = draw(users) if attempt < 10 else rng.integers(n_items, size=len(users))
         new = np.sort(users * n_items + items)
-        new = new[np.diff(new, prepend=-1) > 0]  # np.unique hashes, at several times the cost
+        new = new[np.diff(new, prepend=-1) > 0]  # several times faster than np.unique, which hashes
         place = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
-        keys = np.sort(np.concatenate([keys, new[keys[place] != new]]), kind="stable")  # merges two sorted runs
+        keys = np.sort(np.concatenate([keys, new[keys[place] != new]]), kind="stable")  # a merge of two sorted runs
     users, items = np.divmod(keys, n_items)
     return users, items
 
@@ -146,14 +148,14 @@ def write_song_meta(path: Path, shape: Shape, seed: int = 0) -> None:
     """Write names and performers of the songs of `write_melon` as a Melon song_meta.json, atomically."""
     song_ids, _ = _song_ids(shape, seed)
     cluster, _ = _clusters(np.random.Generator(np.random.PCG64(seed % 2**64)), shape.items)
-    place = np.arange(shape.items) - np.searchsorted(cluster, cluster)  # within its cluster
+    place = np.arange(shape.items) - np.searchsorted(cluster, cluster)  # position within the cluster
     names = [_name(p, c) for c, p in zip(cluster.tolist(), place.tolist(), strict=True)]
     performers = [[f"{genre(c)} {PERFORMERS[p % len(PERFORMERS)]}"] for c, p in zip(cluster, place, strict=True)]
     _write_json(path, pl.DataFrame({"id": song_ids, "song_name": names, "artist_name_basket": performers}))
 
 
 def genre(cluster: int) -> str:
-    """Name the taste that a cluster stands for.
+    """Return the genre of a cluster.
 
     Examples
     --------
@@ -167,7 +169,7 @@ def genre(cluster: int) -> str:
 
 
 def _name(place: int, cluster: int) -> str:
-    """Name a song: no two of a cluster alike, and neighbouring clusters begin elsewhere."""
+    """Return the name of a song. Songs of a cluster have different names, and clusters start at different words."""
     turn, first = divmod(place, len(FIRST_WORDS))
     again, shift = divmod(turn, len(LAST_WORDS))
     name = f"{FIRST_WORDS[(first + cluster) % len(FIRST_WORDS)]} {LAST_WORDS[(first + shift) % len(LAST_WORDS)]}"
@@ -175,13 +177,13 @@ def _name(place: int, cluster: int) -> str:
 
 
 def _clusters(rng: np.random.Generator, n_items: int) -> tuple[NDArray[np.int64], int]:
-    """Draw the cluster of each item, ascending, int64 [n_items], and tell how many clusters there are."""
+    """Draw the cluster of each item, ascending: int64 [n_items]. Also return the number of clusters."""
     n_clusters = max(2, round(math.sqrt(n_items / 2))) if n_items >= 8 else 1
     return np.sort(rng.integers(n_clusters, size=n_items)), n_clusters
 
 
 def _song_ids(shape: Shape, seed: int) -> tuple[NDArray[np.int64], np.random.Generator]:
-    """Draw ids like Melon's, neither consecutive nor by popularity: int64 [items]; and the stream to draw more from."""
+    """Draw ids like Melon's, neither consecutive nor sorted by popularity: int64 [items]. Also return the generator."""
     rng = np.random.Generator(np.random.PCG64([seed % 2**64, 1]))
     return rng.permutation(9 * shape.items)[: shape.items], rng
 
@@ -194,13 +196,13 @@ def _write_json(path: Path, frame: pl.DataFrame) -> None:
 
 
 def _activity(rng: np.random.Generator, shape: Shape) -> NDArray[np.int64]:
-    """How many interactions each user has: int64 [users], log-normal, at least one, exact in sum."""
+    """Draw the number of interactions of each user: int64 [users], log-normal, at least 1, with the exact sum."""
     most = shape._most_per_user()
-    share = rng.lognormal(0.0, ACTIVITY, shape.users)
+    activity = rng.lognormal(0.0, ACTIVITY, shape.users)
     wanted = np.ones(shape.users, dtype=np.int64)
     while (rest := shape.interactions - int(wanted.sum())) > 0:
         open_to = np.flatnonzero(wanted < most)
-        extra = rest * share[open_to] / share[open_to].sum()
+        extra = rest * activity[open_to] / activity[open_to].sum()
         more = np.floor(extra).astype(np.int64)
         by_fraction = np.argsort(more - extra, kind="stable")
         more[by_fraction[: rest - int(more.sum())]] += 1
@@ -209,6 +211,6 @@ def _activity(rng: np.random.Generator, shape: Shape) -> NDArray[np.int64]:
 
 
 def _cover(rng: np.random.Generator, wanted: NDArray[np.int64], n_items: int) -> NDArray[np.int64]:
-    """Give each item to one user that has room for it: sorted keys user * n_items + item."""
+    """Give each item to one user, within the users' counts: sorted keys user * n_items + item."""
     slots = rng.permutation(np.repeat(np.arange(len(wanted)), wanted))[:n_items]
     return np.sort(slots * n_items + np.arange(n_items))

@@ -1,18 +1,22 @@
-"""Downloads against a server of our own on this machine."""
+"""Downloads from a local server."""
 
 import hashlib
 import io
 import threading
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from drm_triton.data.prepare.download import fetch, fetch_source, published_md5
-from drm_triton.data.prepare.prepare import prepare
+from drm_triton.data.prepare.pipeline import prepare
 from drm_triton.data.prepare.sources import find_source
 from drm_triton.errors import DrmError, InputError
+from tests.data.conftest import titles
 
 CONTENT = bytes(range(256)) * 4000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -21,21 +25,22 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 class Server(ThreadingHTTPServer):
     """Serves `files`; may break off after `limit` bytes, ignore ranges, or change its tag."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = {"/file.bin": CONTENT, "/file.bin.md5": f"MD5 (file.bin) = {MD5}\n".encode()}
-        self.limit = None
+        self.limit: int | None = None
         self.ranges = True
         self.tag = '"one"'
-        self.asked = []
+        self.asked: list[str | None] = []
 
-    def url(self, path="/file.bin"):
+    def url(self, path: str = "/file.bin") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
 
 
 class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
+    def do_GET(self) -> None:
         server = self.server
+        assert isinstance(server, Server)
         content = server.files.get(self.path)
         if content is None:
             self.send_error(404)
@@ -58,12 +63,12 @@ class Handler(BaseHTTPRequestHandler):
         end = None if server.limit is None else start + server.limit
         self.wfile.write(content[start:end])
 
-    def log_message(self, *args):
+    def log_message(self, *args: object) -> None:
         pass
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Server]:
     server = Server()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -73,13 +78,13 @@ def server():
     server.server_close()
 
 
-def test_whole(server, tmp_path):
+def test_whole(server: Server, tmp_path: Path) -> None:
     path = fetch(server.url(), tmp_path / "new" / "file.bin", published_md5(server.url() + ".md5"))
     assert path.read_bytes() == CONTENT
     assert [f.name for f in path.parent.iterdir()] == ["file.bin"]
 
 
-def test_a_broken_download_resumes(server, tmp_path):
+def test_a_broken_download_resumes(server: Server, tmp_path: Path) -> None:
     server.limit = 100_000
     for _ in range(2):
         with pytest.raises(DrmError, match="again"):
@@ -91,7 +96,7 @@ def test_a_broken_download_resumes(server, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"ranges": False}, {"tag": '"two"'}])
-def test_starts_again_if_it_must(server, tmp_path, change):
+def test_starts_again_if_it_must(server: Server, tmp_path: Path, change: dict[str, Any]) -> None:
     server.limit = 100_000
     with pytest.raises(DrmError):
         fetch(server.url(), tmp_path / "file.bin", MD5)
@@ -101,7 +106,7 @@ def test_starts_again_if_it_must(server, tmp_path, change):
 
 
 @pytest.mark.parametrize(("arrived", "asked"), [(CONTENT, 1), (CONTENT + b"more", 2)])
-def test_all_had_arrived_but_for_its_name(server, tmp_path, arrived, asked):
+def test_all_had_arrived_but_for_its_name(server: Server, tmp_path: Path, arrived: bytes, asked: int) -> None:
     (tmp_path / "file.bin.part").write_bytes(arrived)
     (tmp_path / "file.bin.part.tag").write_text(server.tag)
     assert fetch(server.url(), tmp_path / "file.bin", MD5).read_bytes() == CONTENT
@@ -109,7 +114,7 @@ def test_all_had_arrived_but_for_its_name(server, tmp_path, arrived, asked):
     assert len(server.asked) == asked  # what is too long is fetched anew
 
 
-def test_all_had_arrived_but_damaged(server, tmp_path):
+def test_all_had_arrived_but_damaged(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(bytes(len(CONTENT)))
     (tmp_path / "file.bin.part.tag").write_text(server.tag)
     with pytest.raises(DrmError, match="MD5"):
@@ -117,13 +122,13 @@ def test_all_had_arrived_but_damaged(server, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
+def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DrmError, match="MD5"):
         fetch(server.url(), tmp_path / "file.bin", "0" * 32)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_file_and_server(server, tmp_path):
+def test_missing_file_and_server(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DrmError, match="404"):
         fetch(server.url("/nothing"), tmp_path / "a")
     assert published_md5(server.url("/nothing.md5")) is None
@@ -133,7 +138,7 @@ def test_missing_file_and_server(server, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_source_from_download_to_data_set(server, tmp_path):
+def test_a_source_from_download_to_data_set(server: Server, tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("ml-20m/ratings.csv", "userId,movieId,rating,timestamp\n1,2,5.0,9\n1,3,1.0,9\n")
@@ -142,13 +147,13 @@ def test_a_source_from_download_to_data_set(server, tmp_path):
     source = replace(find_source("ml-20m"), url=server.url("/ml-20m.zip"))
     path = fetch_source(source, tmp_path / "raw")
     data = prepare(source, [path], tmp_path / "out")
-    assert data.item_titles.to_list() == ["Heat"]
+    assert titles(data) == ["Heat"]
     assert data.meta["files"][0]["sha256"] == hashlib.sha256(packed.getvalue()).hexdigest()
     asked = len(server.asked)
     assert fetch_source(source, tmp_path / "raw") == path  # there already
     assert len(server.asked) == asked
 
 
-def test_a_source_without_address(tmp_path):
+def test_a_source_without_address(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no public address"):
         fetch_source(find_source("melon"), tmp_path)

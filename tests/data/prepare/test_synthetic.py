@@ -1,11 +1,16 @@
+"""Generated interactions."""
+
 import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from drm_triton import Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate, genre, write_melon, write_song_meta
@@ -13,7 +18,7 @@ from drm_triton.errors import InputError
 
 
 @st.composite
-def shapes(draw):
+def shapes(draw: st.DrawFn) -> Shape:
     users, items = draw(st.integers(1, 60)), draw(st.integers(1, 60))
     most = users * max(1, -(-items // 2))
     least = max(users, items)
@@ -26,7 +31,7 @@ def shapes(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(shapes(), st.integers(0, 2**40))
-def test_exactly_the_shape_asked_for(shape, seed):
+def test_exactly_the_shape_asked_for(shape: Shape, seed: int) -> None:
     users, items = generate(shape, seed)
     assert len(users) == shape.interactions
     assert len(set(zip(users.tolist(), items.tolist(), strict=True))) == shape.interactions
@@ -34,22 +39,22 @@ def test_exactly_the_shape_asked_for(shape, seed):
     assert set(items.tolist()) == set(range(shape.items))
 
 
-def test_seeds():
+def test_seeds() -> None:
     shape = Shape(50, 40, 500)
     assert (generate(shape, 1)[1] == generate(shape, 1)[1]).all()
     assert (generate(shape, 1)[1] != generate(shape, 2)[1]).any()
 
 
-def test_impossible_shapes_are_refused():
+def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(InputError, match="choose between 10 and 50"):
         Shape(10, 10, 51)
     with pytest.raises(InputError, match="at least one"):
         Shape(0, 10, 10)
-    with pytest.raises(InputError, match="--scale"):
+    with pytest.raises(InputError, match="`scale`"):
         Shape.melon(0)
 
 
-def test_popularity_is_skewed_and_activity_too():
+def test_popularity_is_skewed_and_activity_too() -> None:
     users, items = generate(Shape.melon(0.02), 0)
     popularity = np.sort(np.bincount(items))[::-1]
     assert popularity[: len(popularity) // 10].sum() > 0.3 * len(items)
@@ -57,7 +62,7 @@ def test_popularity_is_skewed_and_activity_too():
     assert activity.max() > 5 * np.median(activity)
 
 
-def test_a_factor_model_beats_popularity():
+def test_a_factor_model_beats_popularity() -> None:
     """The planted structure can be learned: truncated SVD ranks held-out items far better than popularity does."""
     from scipy.sparse.linalg import svds
 
@@ -69,7 +74,7 @@ def test_a_factor_model_beats_popularity():
     assert recall(data, (left * values) @ right) > 1.5 * recall(data, popularity)
 
 
-def recall(data, scores, k=10):
+def recall(data: Dataset, scores: NDArray[Any], k: int = 10) -> float:
     scores = np.array(scores)
     hits = []
     for u in range(data.n_users):
@@ -77,10 +82,10 @@ def recall(data, scores, k=10):
         if len(held_out):
             scores[u, data.train.row(u)] = -np.inf
             hits.append(np.isin(np.argsort(-scores[u], kind="stable")[:k], held_out).sum() / min(k, len(held_out)))
-    return np.mean(hits)
+    return float(np.mean(hits))
 
 
-def test_melon_file_is_like_the_real_one(tmp_path):
+def test_melon_file_is_like_the_real_one(tmp_path: Path) -> None:
     write_melon(tmp_path / "raw" / "train.json", Shape(30, 20, 120), seed=3)
     playlists = json.loads((tmp_path / "raw" / "train.json").read_text("utf-8"))
     assert len(playlists) == 30
@@ -91,7 +96,7 @@ def test_melon_file_is_like_the_real_one(tmp_path):
     assert [f.name for f in (tmp_path / "raw").iterdir()] == ["train.json"]
 
 
-def test_a_song_is_named_once_and_by_its_cluster(tmp_path):
+def test_a_song_is_named_once_and_by_its_cluster(tmp_path: Path) -> None:
     shape = Shape(300, 900, 6000)
     write_melon(tmp_path / "train.json", shape, seed=3)
     write_song_meta(tmp_path / "song_meta.json", shape, seed=3)
@@ -107,5 +112,5 @@ def test_a_song_is_named_once_and_by_its_cluster(tmp_path):
     assert share > 0.6  # three genres drawn at random out of 21 would be a good 0.3 of so short lists
 
 
-def test_genres_do_not_repeat():
+def test_genres_do_not_repeat() -> None:
     assert len({genre(cluster) for cluster in range(2100)}) == 2100

@@ -3,33 +3,51 @@
 import bz2
 import gzip
 import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
 import polars as pl
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.data.prepare.build import Options
-from drm_triton.data.prepare.prepare import prepare
+from drm_triton.data.prepare.build import BuildOptions
+from drm_triton.data.prepare.pipeline import prepare
+from drm_triton.data.prepare.raw import FileFormat
 from drm_triton.data.prepare.sources import find_source
-from drm_triton.data.prepare.tables import Reading
 from drm_triton.errors import InputError
+from drm_triton.names import SplitName
+from tests.data.conftest import ids, titles
+
+
+class MakeTable(Protocol):
+    def __call__(
+        self,
+        content: str | bytes,
+        name: str = ...,
+        split: SplitName = ...,
+        min_rating: float | None = ...,
+        **fields: Any,
+    ) -> Dataset: ...
 
 
 @pytest.fixture
-def table(tmp_path):
-    """Prepare a table from its content, and give the data set back."""
+def table(tmp_path: Path) -> MakeTable:
+    """Return a function that prepares a data set from the content of a table."""
 
-    def make(content, name="data.csv", split="random", min_rating=None, **reading) -> Dataset:
+    def make(
+        content: str | bytes,
+        name: str = "data.csv",
+        split: SplitName = "random",
+        min_rating: float | None = None,
+        **fields: Any,
+    ) -> Dataset:
         file = tmp_path / name
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        options = Options(min_rating=min_rating, split=split)
-        return prepare(find_source("table"), [file], tmp_path / "out", Reading(**reading), options, overwrite=True)
+        options = BuildOptions(min_rating=min_rating, split=split)
+        return prepare(find_source("table"), [file], tmp_path / "out", FileFormat(**fields), options, overwrite=True)
 
     return make
-
-
-def ids(data):
-    return data.user_ids.to_list(), data.item_ids.to_list()
 
 
 @pytest.mark.parametrize(
@@ -64,11 +82,11 @@ def ids(data):
         (f"user,item,review\n1,2,{'x' * 200_000}\n3,4,y\n", [1, 3], [2, 4]),
     ],
 )
-def test_csv_and_its_kin(table, content, users, items):
+def test_csv_and_its_kin(table: MakeTable, content: str, users: list[Any], items: list[Any]) -> None:
     assert ids(table(content)) == (users, items)
 
 
-def test_an_id_that_would_change_late_in_the_file(table):
+def test_an_id_that_would_change_late_in_the_file(table: MakeTable) -> None:
     rows = "".join(f"{k},{k}\n" for k in range(3000))
     users, items = ids(table(f"user,item\n{rows}0012,5\n"))
     assert "0012" in users
@@ -76,7 +94,7 @@ def test_an_id_that_would_change_late_in_the_file(table):
     assert items == list(range(3000))  # the other column stays whole numbers
 
 
-def test_headerless_with_any_separator(table):
+def test_headerless_with_any_separator(table: MakeTable) -> None:
     assert ids(table("1::10::5\n2::11::4\n", "ratings.dat", columns=("user", "item", "rating"))) == ([1, 2], [10, 11])
     assert ids(table("\n\n1,2\n3,4\n", columns=("user", "item"))) == ([1, 3], [2, 4])
     skipped = table("1,x,10\n2,y,11\n", columns=("user", "-", "item"))
@@ -85,11 +103,11 @@ def test_headerless_with_any_separator(table):
     assert ids(table("1||10\n2||11\n", columns=("user", "item"), separator="||")) == ([1, 2], [10, 11])
 
 
-def test_header_with_a_long_separator(table):
+def test_header_with_a_long_separator(table: MakeTable) -> None:
     assert ids(table("user::item\na::b\n", "x.dat")) == (["a"], ["b"])
 
 
-def test_compressed_and_other_formats(table, tmp_path):
+def test_compressed_and_other_formats(table: MakeTable, tmp_path: Path) -> None:
     plain = "user,item\n1,2\n3,4\n"
     frame = pl.DataFrame({"user": [1, 3], "item": [2, 4]})
     expected = ([1, 3], [2, 4])
@@ -103,13 +121,13 @@ def test_compressed_and_other_formats(table, tmp_path):
     assert ids(table(frame.write_csv(separator="\t"), "a.tsv")) == expected
 
 
-def test_a_separator_of_several_bytes(table):
+def test_a_separator_of_several_bytes(table: MakeTable) -> None:
     assert ids(table("user¦item\n1¦2\n", separator="¦")) == ([1], [2])
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_json_may_begin_with_a_byte_order_mark(table, start, pack):
+def test_json_may_begin_with_a_byte_order_mark(table: MakeTable, start: bytes, pack: Callable[[bytes], bytes]) -> None:
     suffix = ".gz" if pack is gzip.compress else ""
     assert ids(table(pack(start + b'{"user":1,"item":2}\n{"user":3,"item":4}\n'), f"a.jsonl{suffix}")) == (
         [1, 3],
@@ -127,12 +145,12 @@ def test_json_may_begin_with_a_byte_order_mark(table, start, pack):
     ],
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_json_types_may_change_late(table, late, users, items, name):
+def test_json_types_may_change_late(table: MakeTable, late: str, users: list[Any], items: list[Any], name: str) -> None:
     rows = [f'{{"user": {k % 3}, "item": 1, "rating": 5}}' for k in range(2000)] + [late]
     assert ids(table("\n".join(rows) if name == "a.jsonl" else f"[{','.join(rows)}]", name)) == (users, items)
 
 
-def test_zstd(table, tmp_path):
+def test_zstd(table: MakeTable, tmp_path: Path) -> None:
     # Polars writes Parquet, not CSV, with zstd; a stored (uncompressed) frame is valid zstd and needs no library.
     payload = b"user,item\n1,2\n"
     frame = (
@@ -141,7 +159,7 @@ def test_zstd(table, tmp_path):
     assert ids(table(frame, "a.csv.zst")) == ([1], [2])
 
 
-def test_zip_with_several_members(tmp_path):
+def test_zip_with_several_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.csv", "user,item\n1,2\n")
         archive.writestr("sub/b.csv", "item,user\n4,3\n")
@@ -150,7 +168,7 @@ def test_zip_with_several_members(tmp_path):
     assert ids(data) == ([1, 3], [2, 4])
 
 
-def test_zip_in_capitals_with_a_file_about_it(tmp_path):
+def test_zip_in_capitals_with_a_file_about_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("A/RATINGS.CSV", "user,item,rating\n1,2,5\n")
         archive.writestr("A/README.txt", "Thank you for your interest")
@@ -161,7 +179,7 @@ def test_zip_in_capitals_with_a_file_about_it(tmp_path):
     assert ids(prepare(find_source("ml-20m"), [tmp_path / "folder"], tmp_path / "out")) == ([1], [2])
 
 
-def test_glob_and_several_files(tmp_path):
+def test_glob_and_several_files(tmp_path: Path) -> None:
     (tmp_path / "a1.csv").write_text("user,item\n1,2\n")
     (tmp_path / "a2.csv").write_text("item,user\n9,1\n")
     pl.DataFrame({"user": ["x"], "item": ["y"]}).write_parquet(tmp_path / "b.parquet")
@@ -172,13 +190,13 @@ def test_glob_and_several_files(tmp_path):
     assert [f["file"] for f in mixed.meta["files"]] == ["a1.csv", "b.parquet"]
 
 
-def test_a_name_with_glob_characters(tmp_path):
+def test_a_name_with_glob_characters(tmp_path: Path) -> None:
     (tmp_path / "we[i]rd.csv").write_text("user,item\n1,2\n")
     assert ids(prepare(find_source("table"), [tmp_path / "we[i]rd.csv"], tmp_path / "out")) == ([1], [2])
 
 
-def test_typed_ids(table, tmp_path):
-    def through_parquet(**columns):
+def test_typed_ids(table: MakeTable, tmp_path: Path) -> None:
+    def through_parquet(**columns: Any) -> tuple[list[Any], list[Any]]:
         pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
         return ids(table((tmp_path / "t.parquet").read_bytes(), "t.parquet"))
 
@@ -191,8 +209,8 @@ def test_typed_ids(table, tmp_path):
     assert through_parquet(user=pl.Series(["b", "a"], dtype=pl.Categorical), item=[1, 2])[0] == ["a", "b"]
 
 
-def test_ids_of_other_types_in_other_files_are_the_same_ids(tmp_path):
-    def both(**other):
+def test_ids_of_other_types_in_other_files_are_the_same_ids(tmp_path: Path) -> None:
+    def both(**other: Any) -> tuple[list[Any], list[Any]]:
         pl.DataFrame({"user": [1, 2], "item": [2, 3]}).write_parquet(tmp_path / "a.parquet")
         pl.DataFrame({"user": [1], "item": [2]} | other).write_parquet(tmp_path / "b.parquet")
         source, raw = find_source("table"), [tmp_path / "a.parquet", tmp_path / "b.parquet"]
@@ -206,10 +224,10 @@ def test_ids_of_other_types_in_other_files_are_the_same_ids(tmp_path):
         both(item=[2.0**53])  # 2^53 + 1 would be the same float
 
 
-def test_titles(table, tmp_path):
+def test_titles(table: MakeTable, tmp_path: Path) -> None:
     (tmp_path / "names.tsv").write_text('id\tname\turl\n2\tMot\u00f6rhead\tx\n4\t"Weird Al\ty\n2\tagain\tz\n')
     data = table("user,artistID\n1,2\n1,4\n1,6\n", titles=str(tmp_path / "names.tsv"))
-    assert data.item_titles.to_list() == ["Mot\u00f6rhead", '"Weird Al', None]
+    assert titles(data) == ["Mot\u00f6rhead", '"Weird Al', None]
     assert table("user,item\n1,2\n").item_titles is None
 
 
@@ -223,19 +241,19 @@ def test_titles(table, tmp_path):
         ("2021-01-01 05:00-01", "2021-01-01 06:30 UTC", "2021-01-01T06:15Z"),
     ],
 )
-def test_times_as_text(table, times):
+def test_times_as_text(table: MakeTable, times: tuple[str, ...]) -> None:
     rows = "".join(f"1,{k},{time}\n" for k, time in enumerate(times))
     data = table(f"user,item,timestamp\n{rows}", split="leave-last")
     assert data.test.row(0).tolist() == [1]
     assert data.valid.row(0).tolist() == [2]
 
 
-def test_encoding(table):
+def test_encoding(table: MakeTable) -> None:
     assert ids(table("user,item\n1,café\n".encode("latin-1"), encoding="latin-1"))[1] == ["café"]
     assert ids(table("user,item\n1,café\n".encode("utf-16"), encoding="utf-16"))[1] == ["café"]
 
 
-def test_rating_is_used_only_when_asked(table):
+def test_rating_is_used_only_when_asked(table: MakeTable) -> None:
     content = "user,item,rating\n1,2,5\n1,3,\n1,4,1\n"
     assert table(content).n_items == 3  # a missing rating does not matter
     with pytest.raises(InputError, match=r"row 2 of .* rating that is missing"):
@@ -243,9 +261,9 @@ def test_rating_is_used_only_when_asked(table):
     assert ids(table("user,item,rating\n1,2,5\n1,4,1\n", min_rating=2))[1] == [2]
 
 
-def test_several_ratings_are_ambiguous_only_if_needed(table):
+def test_several_ratings_are_ambiguous_only_if_needed(table: MakeTable) -> None:
     content = "user,item,rating,score\n1,2,5,x\n"
     assert table(content).n_items == 1
-    with pytest.raises(InputError, match="--rating"):
+    with pytest.raises(InputError, match="`rating`"):
         table(content, min_rating=1)
     assert table(content, min_rating=1, rating="rating").n_items == 1

@@ -1,4 +1,4 @@
-"""The sources `drm-triton prepare` knows: one small file each, and the registry."""
+"""The sources of data that `drm-triton prepare` knows: one file each, and the registry `SOURCES`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ __all__ = ["SOURCES", "Published", "Source", "find_source"]
 
 
 def find_source(name: str) -> Source:
-    """Return the source of that name, or say which there are."""
+    """Return the source of that name. If there is none, raise an error that lists the sources."""
     if name in SOURCES:
         return SOURCES[name]
     near = difflib.get_close_matches(name, SOURCES, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InputError(
-        f"unknown source {name!r}: {hint}choose one of {', '.join(SOURCES)}; `prepare --list` describes them"
-    )
+    raise InputError(f"unknown source {name!r}: {hint}choose one of {', '.join(SOURCES)}")

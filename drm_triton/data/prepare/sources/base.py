@@ -1,18 +1,17 @@
-"""What a source is."""
+"""The description of a source of data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drm_triton.data.prepare.columns import Raw
 from drm_triton.data.prepare.inputs import Inputs
-from drm_triton.data.prepare.tables import Reading
+from drm_triton.data.prepare.raw import FileFormat, RawInteractions
 
 
 @dataclass(frozen=True)
 class Published:
-    """Statistics of a prepared data set as the paper prints them, rounded as there."""
+    """Statistics of a data set as printed in the paper, rounded."""
 
     users: int
     items: int
@@ -21,20 +20,20 @@ class Published:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a kind of data comes from, and how to read it.
+    """A source of data: where to get its files, and how to read them.
 
     Attributes
     ----------
     name, summary : for the command line
-    origin : where to get it
+    origin : where to get the data
     licence : what its owner allows
     layout : the format of its files
-    read : turns the user's files into interactions
-    wanted : the file to put under the raw folder
-    published : the paper's statistics, if the paper uses it
+    read : reads the user's files as interactions
+    wanted : the file to put into data/raw/<name>
+    published : the statistics in the paper, if the paper uses the data
     min_rating, min_user, min_item : default filters
-    reads : the fields of `Reading` it heeds; any other is refused rather than ignored
-    url : public address for --download; its checksum is published at `url` + ".md5"
+    reads : the fields of `FileFormat` that `read` uses; any other is refused
+    url : public address of the file; its checksum is published at `url` + ".md5"
     """
 
     name: str
@@ -42,7 +41,7 @@ class Source:
     origin: str
     licence: str
     layout: str
-    read: Callable[[Inputs, Reading], Raw]
+    read: Callable[[Inputs, FileFormat], RawInteractions]
     wanted: str | None = None
     published: Published | None = None
     min_rating: float | None = None

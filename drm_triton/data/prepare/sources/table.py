@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from drm_triton.data.prepare.columns import Raw
 from drm_triton.data.prepare.inputs import Inputs
+from drm_triton.data.prepare.raw import FileFormat, RawInteractions
 from drm_triton.data.prepare.sources.base import Source
-from drm_triton.data.prepare.tables import TABLE_FIELDS, Reading, read_tables, read_titles
+from drm_triton.data.prepare.tables import TABLE_FIELDS, read_tables, read_titles
 
 _PATTERNS = (
     "*.csv",
@@ -22,14 +22,15 @@ _PATTERNS = (
 )
 
 
-def read(inputs: Inputs, how: Reading) -> Raw:
-    """Read one file or several; of a zip, every member that looks like a table."""
+def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
+    """Read one or several files. Of a zip file, read every member that looks like a table."""
     titles = None
-    if how.titles:
-        companion = Inputs([how.titles], inputs.scratch, "--titles")
-        # Titles come from another file with its own header, separator and column names.
-        titles = read_titles(companion, companion.find(_PATTERNS, "titles"), Reading(encoding=how.encoding))
-    return read_tables(inputs, inputs.all(_PATTERNS), how, titles)
+    if file_format.titles:
+        title_inputs = Inputs([file_format.titles], inputs.scratch, "titles")
+        # The file of titles has its own header, separator and column names.
+        title_format = FileFormat(encoding=file_format.encoding)
+        titles = read_titles(title_inputs, title_inputs.find(_PATTERNS, "the table of titles"), title_format)
+    return read_tables(inputs, inputs.all(_PATTERNS), file_format, titles)
 
 
 TABLE = Source(
@@ -37,8 +38,7 @@ TABLE = Source(
     summary="any CSV, TSV, PSV, Parquet or JSON-lines file, with or without gzip, zstd or zip",
     origin="your own",
     licence="your own",
-    layout="one interaction per row; columns recognised, or named by --user --item --rating --timestamp or --columns; "
-    "blanks around ids of a text file are dropped",
+    layout="one interaction per row; columns are recognised or named; blanks around ids in a text file are removed",
     read=read,
     reads=TABLE_FIELDS | {"titles"},
 )

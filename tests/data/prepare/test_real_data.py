@@ -1,21 +1,30 @@
-"""Each real data set prepares with one command, with the counts that its provenance states."""
+"""Each real data set is prepared by one command, with the counts that its provenance states."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.io
 from typer.testing import CliRunner
 
+from drm_triton import Dataset
 from drm_triton.cli import app
-from drm_triton.data.prepare.build import Options
-from drm_triton.data.prepare.prepare import prepare
+from drm_triton.data.prepare.build import BuildOptions
+from drm_triton.data.prepare.pipeline import prepare
 from drm_triton.data.prepare.sources import find_source
+from drm_triton.names import SplitName
+from tests.data.conftest import titles
+
+Counted = tuple[int, int, int, dict[str, Any]]  # users, items, interactions, all statistics
+Counts = Callable[..., Counted]
 
 
 @pytest.fixture
-def counts(shared_data, tmp_path):
-    def run(name, source, raw, *options):
+def counts(shared_data: Callable[[str], Path], tmp_path: Path) -> Counts:
+    def run(name: str, source: str, raw: list[str], *options: str) -> Counted:
         folder = shared_data(name)
         files = [argument for file in raw for argument in ("--raw", str(folder / file))]
         command = ["prepare", source, *files, "--out", str(tmp_path / "out"), "--json", "--quiet", *options]
@@ -26,80 +35,78 @@ def counts(shared_data, tmp_path):
     return run
 
 
-def test_amazon_hin(counts):
+def test_amazon_hin(counts: Counts) -> None:
     *found, _ = counts("amazon-hin", "table", ["user_item.dat"], "--columns", "user,item,rating,timestamp")
     assert found == [6_170, 2_753, 195_791]
 
 
-def test_ciao(counts):
+def test_ciao(counts: Counts) -> None:
     *found, facts = counts("ciao", "ciao", ["ciao_rating_with_timestamp.mat"])
     assert found == [7_375, 105_114, 282_650]
     assert facts["steps"][0]["interactions"] == 284_086
 
 
-def test_citeulike_a(counts):
+def test_citeulike_a(counts: Counts) -> None:
     *found, _ = counts("citeulike-a", "lists", ["users.dat"], "--leading", "count")
     assert found == [5_551, 16_980, 204_986]
 
 
-def test_epinions(counts):
+def test_epinions(counts: Counts) -> None:
     *found, facts = counts("epinions", "epinion", ["epinions_rating_with_timestamp.mat"])
     assert found == [21_391, 59_214, 631_109]
     assert facts["steps"][0] == {"step": "read", "interactions": 922_267, "users": 22_164, "items": 296_277}
     assert facts["published"]["users"] == 21_300
 
 
-def test_epinions_without_the_papers_filter(counts):
+def test_epinions_without_the_papers_filter(counts: Counts) -> None:
     *found, _ = counts("epinions", "epinion", ["."], "--min-user", "2", "--min-item", "1")
     assert found[2] > 631_109
 
 
 @pytest.mark.parametrize("split", ["time", "leave-last"])
-def test_epinions_in_any_order_of_rows(shared_data, tmp_path, split):
+def test_epinions_in_any_order_of_rows(shared_data: Callable[[str], Path], tmp_path: Path, split: SplitName) -> None:
     matrix = scipy.io.loadmat(shared_data("epinions") / "epinions_rating_with_timestamp.mat")["rating"]
     sums = set()
     for seed in range(2):
         scipy.io.savemat(tmp_path / "rating.mat", {"rating": np.random.default_rng(seed).permutation(matrix)})
         out = tmp_path / f"out{seed}"
-        sums.add(prepare(find_source("epinion"), [tmp_path / "rating.mat"], out, options=Options(split=split)).checksum)
+        sums.add(
+            prepare(find_source("epinion"), [tmp_path / "rating.mat"], out, options=BuildOptions(split=split)).checksum
+        )
     assert len(sums) == 1
 
 
-def test_lastfm(counts, shared_data, tmp_path):
+def test_lastfm(counts: Counts, shared_data: Callable[[str], Path], tmp_path: Path) -> None:
     artists = str(shared_data("lastfm-hetrec") / "artists.dat")
     *found, _ = counts("lastfm-hetrec", "table", ["user_artists.dat"], "--titles", artists)
     assert found == [1_892, 17_632, 92_834]
 
-    from drm_triton import Dataset
-
     data = Dataset.load(tmp_path / "out")
-    assert data.item_titles[int(data.encode_items([51])[0])] == "Duran Duran"
-    assert data.item_titles.null_count() == 0
+    assert titles(data)[int(data.encode_items([51])[0])] == "Duran Duran"
+    assert None not in titles(data)
 
 
-def test_ml_100k(counts, tmp_path):
+def test_ml_100k(counts: Counts, tmp_path: Path) -> None:
     *_, interactions, facts = counts("ml-100k", "ml-100k", ["."])
     assert interactions == 55_375
     assert facts["steps"][0] == {"step": "read", "interactions": 100_000, "users": 943, "items": 1_682}
 
-    from drm_triton import Dataset
-
     data = Dataset.load(tmp_path / "out")
-    assert data.item_titles[int(data.encode_items([1])[0])] == "Toy Story (1995)"
-    assert "Misérables, Les (1995)" in data.item_titles.to_list()  # Latin-1 in the file
+    assert titles(data)[int(data.encode_items([1])[0])] == "Toy Story (1995)"
+    assert "Misérables, Les (1995)" in titles(data)  # Latin-1 in the file
 
 
-def test_ml_100k_every_rating(counts):
+def test_ml_100k_every_rating(counts: Counts) -> None:
     *found, _ = counts("ml-100k", "ml-100k", ["u.data"], "--min-rating", "0")
     assert found == [943, 1_682, 100_000]
 
 
-def test_ml_1m(counts):
+def test_ml_1m(counts: Counts) -> None:
     *found, _ = counts("ml-1m", "lists", ["train.txt", "test.txt"], "--leading", "user")
     assert found == [6_040, 3_706, 1_000_209]
 
 
-def test_movietweetings(counts, tmp_path):
+def test_movietweetings(counts: Counts, tmp_path: Path) -> None:
     *found, _ = counts(
         "movietweetings-100k",
         "table",
@@ -110,7 +117,5 @@ def test_movietweetings(counts, tmp_path):
         "leave-last",
     )
     assert found == [16_554, 10_506, 100_000]
-
-    from drm_triton import Dataset
 
     assert "0104257" in Dataset.load(tmp_path / "out").item_ids.to_list()
