@@ -25,6 +25,7 @@ from drm_triton.names import (
     ObjectiveName,
     Schedule,
     Score,
+    Unknown,
     UserSampling,
     Weight,
 )
@@ -33,15 +34,16 @@ from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Evaluation, evaluate, factor_ranker
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.ranking.recommend import (
-    Candidates,
-    Unknown,
+    candidate_items,
     check_k,
+    describe_users_without_interactions,
     encode_histories,
-    find_users,
-    similar,
-    top_lists,
-    without_interactions,
+    known_users,
+    new_users,
+    recommendation_frames,
+    similar_frame,
 )
+from drm_triton.ranking.topk import TopKIndex
 from drm_triton.training import checkpoint
 from drm_triton.training.loop import check_factors, initial_state, interactions_to_fit, train
 from drm_triton.training.preflight import warm_up, warn_if_unvalidated
@@ -49,7 +51,7 @@ from drm_triton.training.run import Run, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
-Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each person
+Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
 
 P = ParamSpec("P")
 
@@ -328,20 +330,21 @@ class DRM:
         without: Ids | None = None,
         unknown: Unknown = "error",
     ) -> pl.DataFrame:
-        """The k best items of each user.
+        """Return the k best items for each user.
 
         Parameters
         ----------
-        users : external ids; None for all users who have interactions in the training data
-        k : items for each
-        exclude_seen : leave out the items of the user's own interactions
-        only, without : external ids of items to choose from, and to leave out
-        unknown : what to do about users who have no interactions in the training data: `error`, `skip` them with a
-            warning, or give them the most `popular` items, whose score is null
+        users : external ids; None for all users with interactions in the training data
+        k : number of items per user
+        exclude_seen : leave out items that the user has interacted with
+        only : external ids of items to choose from; None for all items
+        without : external ids of items to leave out
+        unknown : handling of users without interactions in the training data: `error` raises, `skip` skips them with
+            a warning, `popular` recommends the most popular items to them, with score null
 
         Returns
         -------
-        frame with columns user, rank (1 is best), item, score; fewer than k rows where fewer items remain
+        frame with columns user, rank (1 is best), item, score; fewer than k rows per user if fewer items remain
         """
         return pl.concat(self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown))
 
@@ -354,17 +357,18 @@ class DRM:
         without: Ids | None = None,
         unknown: Unknown = "error",
     ) -> pl.DataFrame:
-        """The k best items of persons who were not in the training data, from the items they liked.
+        """Return the k best items for new users, who are not in the training data, from the items they liked.
 
-        Parameters not listed here, and the result, are those of `recommend`.
+        The parameters not listed here and the result are those of `recommend`.
 
         Parameters
         ----------
-        histories : mapping of a person to item ids, list of lists of them (the persons are 0, 1, ...), or frame with
-            columns user, item
-        exclude_seen : leave out the items of the person's own history
-        unknown : what to do about items the model does not know: `error`, or do without them; persons of whose items
-            it knows none are then left out (`skip`) or given the most `popular` items, whose score is null
+        histories : mapping from user to item ids, list of lists of item ids (the users are then 0, 1, ...), or frame
+            with columns user and item
+        exclude_seen : leave out the items of the user's history
+        unknown : handling of item ids that the model does not know: `error` raises, `skip` and `popular` ignore these
+            items. Users without any known item are then skipped (`skip`), or get the most popular items with score
+            null (`popular`).
 
         Examples
         --------
@@ -385,73 +389,85 @@ class DRM:
         without: Ids | None = None,
         unknown: Unknown = "error",
     ) -> Iterator[pl.DataFrame]:
-        """As `recommend`, or with `histories` as `recommend_from`, in frames of some thousand persons each.
+        """Yield the result of `recommend`, or of `recommend_from` if `histories` are given, in blocks of users.
 
-        Memory does not grow with the number of persons. Arguments are checked before the first frame is asked for.
+        Each frame holds a few thousand users, so memory does not grow with their number. The arguments are checked
+        before the first frame is requested.
         """
         check_k("recommend", k)
-        data, (U, V), (ops, device) = self.interactions, self._fitted(), self.backend()
-        if histories is not None:
-            if users is not None:
-                raise InputError("recommend_blocks: give users or histories, not both")
-            persons, matrix = encode_histories(histories, data, unknown)
-            rows, modelled = np.arange(len(persons)), matrix.degrees() > 0
+        if users is not None and histories is not None:
+            raise InputError("recommend_blocks: give `users` or `histories`, not both")
+        data, (U, V), (backend, _) = self.interactions, self._fitted(), self.backend()
+        if histories is None:
+            targets = known_users(users, data, U, unknown)
         else:
-            persons, rows = find_users(users, data, unknown)
-            matrix, modelled = data.train, rows >= 0
-
-        def ask(part: NDArray[np.int64]) -> tuple[Tensor, CSR]:
-            seen = matrix.take(rows[part])
-            vectors = (
-                U[torch.from_numpy(rows[part]).to(device)] if histories is None else fold_in(V, seen, self.config, ops)
-            )
-            return vectors, seen
-
-        candidates = Candidates(data, V, only, without)
-        return top_lists(ops, persons, modelled, ask, candidates, k, self.config.score, exclude_seen)
+            targets = new_users(histories, data, V, self.config, backend, unknown)
+        index = TopKIndex(backend, V, self.config.score, candidate_items(data, only, without))
+        return recommendation_frames(targets, index, data, k, exclude_seen)
 
     def fold_in(self, histories: Histories) -> Tensor:
-        """Vectors of persons who were not in the training data, float32 [B, d], from the items they liked.
+        """Return the vectors of new users, fitted to the items they liked: float32 [B, d].
 
-        The item factors stay, and the vectors are fitted by the objective of training, see
-        `drm_triton.ranking.fold_in`. The same items give the same vector, to the bit, in any order and any batch.
+        The item factors stay fixed, and the training objective fits the vectors; see `drm_triton.ranking.fold_in`.
+        The same items give the same vector to the bit, in any order and in any batch.
 
         Parameters
         ----------
-        histories : as in `recommend_from`; none may be empty
+        histories : as in `recommend_from`; no history may be empty
         """
-        _, matrix = encode_histories(histories, self.interactions)
-        return fold_in(self.item_factors, matrix, self.config, self.backend()[0])
+        _, liked = encode_histories(histories, self.interactions)
+        return fold_in(self.item_factors, liked, self.config, self.backend()[0])
 
     def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
-        """The k items most similar to each of some items, never the item itself.
+        """Return the k items most similar to each given item, never the item itself.
 
-        Similarity is what the score of the model leaves when one of its sides is taken for the other: the cosine of
-        the factors under `dot`, where length says how popular an item is, and -||v - w||^2 under `l2`.
+        The similarity of items v and w is the cosine of their factors under `dot`, where the length of a factor
+        reflects popularity, and -||v - w||^2 under `l2`.
+
+        Parameters
+        ----------
+        items : external ids
+        k : number of similar items for each
 
         Returns
         -------
         frame with columns item, rank (1 is the most similar), similar, score
         """
-        data, ops = self.interactions, self.backend()[0]
-        return similar(ops, "item", data.encode_items(items), data.item_ids, self.item_factors, k, self.config.score)
+        data, (backend, _) = self.interactions, self.backend()
+        codes = data.encode_items(items)
+        return similar_frame(backend, "item", codes, data.item_ids, self.item_factors, self.config.score, k)
 
     def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
-        """The k users most similar to each of some users: as `similar_items`, the first column being user."""
-        data, ops = self.interactions, self.backend()[0]
+        """Return the k users most similar to each given user, as `similar_items` does for items.
+
+        Users without interactions in the training data are never returned: their factors are still the initial ones.
+
+        Returns
+        -------
+        frame with columns user, rank (1 is the most similar), similar, score
+        """
+        data, (backend, _) = self.interactions, self.backend()
         codes = data.encode_users(users)
-        learnt = data.train.degrees() > 0  # the vectors of other users are where they began: they resemble by chance
-        if not learnt[codes].all():
-            raise InputError(f"{without_interactions(data.user_ids[codes[~learnt[codes]]])}; ask for other users")
-        place = np.cumsum(learnt, dtype=np.int32) - 1  # of a user among those
-        factors = self.user_factors[torch.from_numpy(learnt).to(self.user_factors.device)]
-        return similar(ops, "user", place[codes], data.user_ids.filter(learnt), factors, k, self.config.score)
+        trained = data.train.degrees() > 0
+        if not trained[codes].all():
+            reason = describe_users_without_interactions(data.user_ids[codes[~trained[codes]]])
+            raise InputError(f"{reason}, so the model cannot compare them; give other users")
+        return similar_frame(
+            backend, "user", codes, data.user_ids, self.user_factors, self.config.score, k, np.flatnonzero(trained)
+        )
 
     def evaluate(self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = (10, 50)) -> Evaluation:
-        """Compare rankings with held-out interactions; `seen` (by default those it was fit on) are excluded."""
-        ops, _ = self.backend()
-        ranker = factor_ranker(ops, *self._fitted(), self.config.score)
-        return evaluate(ranker, self.interactions.train if seen is None else seen, held_out, ks)
+        """Rank all unseen items for each user and compare the ranking with held-out interactions.
+
+        Parameters
+        ----------
+        held_out : CSR [M, N], relevant items of each user
+        seen : CSR [M, N], items to exclude from the ranking; None for the interactions that the model was fitted on
+        ks : cut-offs
+        """
+        backend, _ = self.backend()
+        rank = factor_ranker(backend, *self._fitted(), self.config.score)
+        return evaluate(rank, self.interactions.train if seen is None else seen, held_out, ks)
 
     # -- files ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,39 @@ def lookup(asked: pl.Series, known: pl.Series) -> NDArray[np.int32]:
     table = known.alias("id").to_frame().with_row_index("code")
     codes = same_kind.to_frame().join(table, on="id", how="left", maintain_order="left")["code"]
     return codes.cast(pl.Int32).fill_null(-1).to_numpy(writable=True)
+
+
+class IdIndex:
+    """Finds the codes of single ids by a dictionary. `lookup` is for many ids at once.
+
+    The text "17" finds the number 17 and the other way round.
+
+    Attributes
+    ----------
+    ids : external ids by code
+
+    Examples
+    --------
+    >>> index = IdIndex(pl.Series([10, 20, 30]))
+    >>> index.find("30"), index.find(31)
+    (2, None)
+    >>> index.split(["30", 31, 10])
+    (array([0, 2], dtype=int32), [31])
+    """
+
+    def __init__(self, ids: pl.Series) -> None:
+        self.ids: list[int | str] = ids.to_list()
+        self._codes = {str(value): code for code, value in enumerate(self.ids)}
+
+    def find(self, external_id: int | str) -> int | None:
+        """Return the code of an id, or None if it is not known."""
+        return self._codes.get(str(external_id))
+
+    def split(self, external_ids: Iterable[int | str]) -> tuple[NDArray[np.int32], list[int | str]]:
+        """Return the codes of the known ids, ascending and without repeats, and the ids that are not known."""
+        found = {value: self.find(value) for value in external_ids}
+        codes = {code for code in found.values() if code is not None}
+        return np.array(sorted(codes), dtype=np.int32), [value for value, code in found.items() if code is None]
 
 
 def encode(ids: Any, known: pl.Series, kind: str, titles: pl.Series | None = None) -> NDArray[np.int32]:

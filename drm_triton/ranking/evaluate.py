@@ -1,8 +1,9 @@
-"""Full-ranking evaluation: every user, every item, through the top-K kernel.
+"""Full-ranking evaluation: every measurable user, every unseen item, through the top-K kernel.
 
-Items of `seen` are excluded, ties go to the lower item index, and the means are over users with a non-empty held-out
-set and at least `min_train` interactions in `seen`.
+Items in `seen` are excluded and ties go to the lower item index. Means are over the users that `measurable` returns.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,19 +19,23 @@ from drm_triton.errors import InputError
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import Score
 from drm_triton.ranking.metrics import ranking_metrics
+from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex
 
 MIN_TRAIN = 5  # as in the paper
-BLOCK = 4096  # users ranked per call: bounds memory, and is what a progress bar moves by
 
-Ranker = Callable[[NDArray[np.int64], CSR, int], NDArray[np.int32]]  # (users [m], seen rows, k) -> items [m, k]
+Ranker = Callable[[NDArray[np.int64], CSR, int], NDArray[np.int32]]
+"""Function (users [m], their seen items [m, N], k) -> best unseen items [m, k], padded with -1."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over users, and the values behind them.
+    """Metrics of a ranking.
 
-    `means` has keys such as `ndcg@10`; `per_user` one row per evaluated user: its row number `user`, `n_train`,
-    `n_held_out` and the same keys.
+    Attributes
+    ----------
+    means : mean of each metric over users, under keys such as `ndcg@10`; also `coverage@K`, the share of all items
+        that appear in at least one top K
+    per_user : frame with one row per evaluated user: row number `user`, `n_train`, `n_held_out` and each metric
     """
 
     means: dict[str, float]
@@ -45,31 +50,36 @@ def evaluate(
     min_train: int = MIN_TRAIN,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Rank all unseen items for each user and compare with what was held out.
+    """Rank all unseen items for each measurable user and compare the ranking with the held-out items.
 
     Parameters
     ----------
-    rank : gives the k best unseen items of some users, see `factor_ranker` and `popularity_ranker`
-    seen : interactions to exclude; its row lengths are the users' training interactions
-    held_out : the relevant items T of each user
+    rank : returns the best unseen items of some users, see `factor_ranker` and `popularity_ranker`
+    seen : CSR [M, N], items to exclude; the row lengths count each user's training interactions
+    held_out : CSR [M, N], relevant items T of each user
     ks : cut-offs
-    progress : called with (users done, users in all)
+    min_train : minimum number of training interactions of a user
+    progress : called with (users done, users in total)
+
+    Returns
+    -------
+    Evaluation
     """
     if not ks or min(ks) < 1:
-        raise InputError(f"evaluate: the cut-offs must be at least 1, got {list(ks)}")
+        raise InputError(f"evaluate: the cut-offs `ks` must be at least 1, got {list(ks)}")
     ks = list(dict.fromkeys(ks))
     n_train, n_held_out = seen.degrees(), held_out.degrees()
     users = measurable(seen, held_out, min_train)
     if len(users) == 0:
         raise InputError(
             f"evaluate: no user has both held-out items and at least {min_train} training interactions; "
-            "prepare the data with a split that holds some out"
+            "prepare the data with a split that holds out some interactions"
         )
     n_items = held_out.shape[1]
     recommended = {k: np.zeros(n_items, dtype=bool) for k in ks}
     columns: dict[str, list[NDArray[np.float64]]] = {}
-    for start in range(0, len(users), BLOCK):
-        block = users[start : start + BLOCK]
+    for start in range(0, len(users), QUERIES_PER_BLOCK):
+        block = users[start : start + QUERIES_PER_BLOCK]
         items = rank(block, seen.take(block), max(ks))
         hits = membership(items, held_out.take(block))
         for k in ks:
@@ -78,7 +88,7 @@ def evaluate(
             for name, values in ranking_metrics(hits, n_held_out[block], k).items():
                 columns.setdefault(f"{name}@{k}", []).append(values)
         if progress is not None:
-            progress(min(start + BLOCK, len(users)), len(users))
+            progress(min(start + QUERIES_PER_BLOCK, len(users)), len(users))
     per_user = {name: np.concatenate(blocks) for name, blocks in columns.items()}
     means = {name: float(values.mean()) for name, values in per_user.items()}
     means.update({f"coverage@{k}": float(recommended[k].mean()) for k in ks})
@@ -87,12 +97,12 @@ def evaluate(
 
 
 def measurable(seen: CSR, held_out: CSR, min_train: int = MIN_TRAIN) -> NDArray[np.int64]:
-    """Users over whom the means are: those with held-out items and at least `min_train` training interactions."""
+    """Return the users with held-out items and at least `min_train` training interactions, ascending."""
     return np.flatnonzero((held_out.degrees() > 0) & (seen.degrees() >= min_train))
 
 
 def membership(items: NDArray[np.int32], sets: CSR) -> NDArray[np.bool_]:
-    """Whether items[r, c] is in row r of `sets`: [m, k]."""
+    """Return whether items[r, c] is in row r of `sets`: bool [m, k]."""
     n_rows, n_items = sets.shape
     keys = sets.keys()
     wanted = np.arange(n_rows)[:, None] * n_items + items
@@ -101,39 +111,41 @@ def membership(items: NDArray[np.int32], sets: CSR) -> NDArray[np.bool_]:
 
 
 def factor_ranker(backend: Backend, U: Tensor, V: Tensor, score: Score) -> Ranker:
-    """Rank by the factors of a model through a backend's top-K kernel."""
-    items = backend.pack_items(V, score)
+    """Return a ranker by the scores of user factors U [M, d] and item factors V [N, d]."""
+    index = TopKIndex(backend, V, score)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
-        queries = U[torch.from_numpy(users).to(U.device)]
-        best, _ = backend.top_k(queries, items, k, seen.tensors(U.device))
-        return best.cpu().numpy()
+        items, _ = index.search(U[torch.from_numpy(users).to(U.device)], k, seen)
+        return items
 
     return rank
 
 
 def popularity_ranker(train: CSR) -> Ranker:
-    """Rank by the number of training interactions: the baseline that every model has to beat."""
+    """Return a ranker by the number of training interactions, the baseline that every model should beat."""
     order = by_popularity(train.popularity()).astype(np.int32)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         top = np.full((len(users), k), -1, dtype=np.int32)
         for r in range(len(users)):
-            liked = seen.row(r)
-            candidates = order[: k + len(liked)]
-            candidates = candidates[~np.isin(candidates, liked)][:k]
-            top[r, : len(candidates)] = candidates
+            items = order[: k + len(seen.row(r))]
+            unseen = items[~np.isin(items, seen.row(r))][:k]
+            top[r, : len(unseen)] = unseen
         return top
 
     return rank
 
 
 def by_activity(evaluation: Evaluation, metric: str | None = None, groups: int = 5) -> pl.DataFrame:
-    """Mean of a metric for groups of users of about equal size, from the least to the most active in training.
+    """Return the mean of a metric in groups of users, from the least to the most active in training.
+
+    The groups have about equal size. Users with equally many training interactions are in the same group.
 
     Parameters
     ----------
-    metric : such as ndcg@10; None for every one that was measured
+    evaluation : result of `evaluate`
+    metric : for example ndcg@10; None for all metrics
+    groups : number of groups
 
     Returns
     -------
@@ -142,8 +154,8 @@ def by_activity(evaluation: Evaluation, metric: str | None = None, groups: int =
     frame = evaluation.per_user
     known = [name for name in frame.columns if "@" in name]
     if metric is not None and metric not in known:
-        raise InputError(f"by_activity: no metric {metric!r}; there are {', '.join(known)}")
-    rank = pl.col("n_train").rank("min") - 1  # equal activity, equal group
+        raise InputError(f"by_activity: `metric` must be one of {', '.join(known)}, got {metric!r}")
+    rank = pl.col("n_train").rank("min") - 1  # users with equal activity get equal ranks
     return (
         frame.with_columns(group=(rank * groups / len(frame)).floor().cast(pl.Int32))
         .group_by("group")

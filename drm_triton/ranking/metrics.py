@@ -1,14 +1,17 @@
-"""Ranking metrics, as defined in docs/metrics.md; each line below is its definition.
+"""Ranking metrics. docs/metrics.md explains them; this is their definition.
 
-hit(k) = 1 if the k-th ranked item is in the user's held-out set T.
+T is the set of a user's held-out items, and hit(k) = 1 if the item at rank k is in T, else 0.
 
-    precision@K = hits / K
-    recall@K    = hits / |T|
-    ndcg@K      = sum_k hit(k) / log2(k + 1), over the same sum for min(K, |T|) leading hits
+    precision@K = sum_k hit(k) / K
+    recall@K    = sum_k hit(k) / |T|
+    ndcg@K      = DCG / ideal DCG, where DCG = sum_k hit(k) / log2(k + 1)
+                  and the ideal ranking has hits at its first min(K, |T|) ranks
     map@K       = sum_k precision@k hit(k) / min(K, |T|)
-    map_k@K     = sum_k precision@k hit(k) / K                       (as some publications print it)
-    hit@K       = 1 if there is any hit
-    mrr@K       = 1 / (rank of the first hit), 0 without one
+    map_k@K     = sum_k precision@k hit(k) / K                       (the form used in some publications)
+    hit@K       = 1 if there is a hit, else 0
+    mrr@K       = 1 / (rank of the first hit), 0 if there is no hit
+
+All sums are over k = 1 .. K.
 """
 
 import numpy as np
@@ -16,17 +19,17 @@ from numpy.typing import NDArray
 
 
 def ranking_metrics(hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], k: int) -> dict[str, NDArray[np.float64]]:
-    """Metrics of each user.
+    """Compute the metrics of each user.
 
     Parameters
     ----------
-    hits : [m, >= k], hit(1), hit(2), ... of each user
-    n_relevant : [m], |T| of each user, at least 1
-    k : cut-off
+    hits : bool [m, >= k], hit(1), hit(2), ... of each user
+    n_relevant : int64 [m], |T| of each user, at least 1
+    k : cut-off K
 
     Returns
     -------
-    dict from metric name to [m] values
+    dict from metric name to float64 [m]
 
     Examples
     --------

@@ -1,8 +1,22 @@
-"""Top-K lists as frames: for whom, from which items, and what to do about ids that the model does not know."""
+"""Recommendations as frames: users or histories -> vectors -> top-K items -> frame.
 
+`DRM.recommend_blocks` runs these steps:
+
+1. `known_users` or `new_users` turns external ids into `TargetUsers`.
+2. `candidate_items` turns `only` and `without` into the items to choose from, which a `TopKIndex` packs once.
+3. `recommendation_frames` searches the index, one block of users after the other.
+
+`similar_frame` does the same for similar items and similar users.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -10,255 +24,324 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
 from drm_triton.kernels.protocol import Backend
-from drm_triton.names import Score
+from drm_triton.names import Score, Unknown
+from drm_triton.ranking.fold_in import fold_in
+from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 
-Unknown = Literal["error", "skip", "popular"]
-
-BLOCK = 4096  # persons ranked at a time, and
-BLOCK_ROWS = 1 << 20  # rows of a frame, at most: bounds the memory of a stream of lists
+MAX_FRAME_ROWS = 1 << 20  # bounds the memory of one frame when k is large
 
 
-class Candidates:
-    """The items that may be recommended, best first by the top-K kernel or by popularity.
+@dataclass(frozen=True)
+class TargetUsers:
+    """The users to recommend items to.
 
-    The kernel sees a table of the candidates alone, in the order of the codes, so ties go to the lower code as ever.
+    Attributes
+    ----------
+    ids : external ids [m]
+    rows : int64 [m], each user's row in `seen`; -1 for a user without a vector, who gets the most popular items
+    seen : CSR, the items that a user already has
+    vectors : maps rows [b] and their seen items, CSR [b, N], to user vectors [b, d]
+    """
+
+    ids: pl.Series
+    rows: NDArray[np.int64]
+    seen: CSR
+    vectors: Callable[[NDArray[np.int64], CSR], Tensor]
+
+
+# -- 1. users or histories -> vectors ------------------------------------------------------------------------------
+
+
+def known_users(users: Any, data: Dataset, U: Tensor, unknown: Unknown) -> TargetUsers:
+    """Select users of the training data. Their vectors are rows of U [M, d].
 
     Parameters
     ----------
-    only : external ids to choose from; None for all items
-    without : external ids to leave out
+    users : external ids; None for all users with interactions
+    data : training data of the model
+    U : user factors
+    unknown : handling of ids that `find_users` does not find
     """
-
-    def __init__(self, data: Dataset, V: Tensor, only: Any = None, without: Any = None) -> None:
-        self.data, self.V = data, V
-        self.codes: NDArray[np.int64] | None = None  # ascending; None: all
-        if only is None and without is None:
-            return
-        allowed = np.ones(data.n_items, dtype=bool)
-        if only is not None:
-            allowed[:] = False
-            allowed[_known_items(only, data, "only")] = True
-        if without is not None:
-            allowed[_known_items(without, data, "without")] = False
-        if not allowed.any():
-            raise InputError("nothing is left to recommend: `only` less `without` has none of the model's items")
-        self.codes = np.flatnonzero(allowed)
-        self.V = V[torch.from_numpy(self.codes).to(V.device)]
-
-    def top_k(
-        self, ops: Backend, queries: Tensor, k: int, score: Score, seen: CSR | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Codes and scores of the k best candidates of each query, [m, k], with code -1 where there are no more."""
-        mask = None if seen is None else self._among(seen).tensors(queries.device)
-        items, scores = (x.cpu().numpy() for x in ops.top_k(queries, ops.pack_items(self.V, score), k, mask))
-        if self.codes is not None:
-            items = np.where(items >= 0, self.codes.astype(np.int32)[items], -1)
-        return items, scores
-
-    def popular(self, k: int) -> NDArray[np.int32]:
-        """Codes of the k candidates with the most interactions, ties to the lower code."""
-        return by_popularity(self.data.train.popularity(), self.codes)[:k].astype(np.int32)
-
-    def _among(self, seen: CSR) -> CSR:
-        """Those of the seen items that are candidates, by their place among them."""
-        if self.codes is None:
-            return seen
-        place = np.full(seen.shape[1], -1, dtype=np.int32)
-        place[self.codes] = np.arange(len(self.codes), dtype=np.int32)
-        kept = place[seen.indices] >= 0
-        rows = np.repeat(np.arange(seen.shape[0]), seen.degrees())
-        return CSR.from_pairs(rows[kept], place[seen.indices[kept]], (seen.shape[0], len(self.codes)))
-
-    def __len__(self) -> int:
-        return len(self.V)
+    ids, codes = find_users(users, data, unknown)
+    return TargetUsers(ids, codes, data.train, lambda rows, _: U[torch.from_numpy(rows).to(U.device)])
 
 
-def top_lists(
-    ops: Backend,
-    persons: pl.Series,
-    modelled: NDArray[np.bool_],
-    ask: Callable[[NDArray[np.int64]], tuple[Tensor, CSR]],
-    candidates: Candidates,
-    k: int,
-    score: Score,
-    exclude_seen: bool,
-) -> Iterator[pl.DataFrame]:
-    """Lists of some persons, block by block, in frames with columns user, rank, item, score.
+def new_users(
+    histories: Any, data: Dataset, V: Tensor, config: TrainConfig, backend: Backend, unknown: Unknown
+) -> TargetUsers:
+    """Select users who are not in the training data. Their vectors are folded in from the items they liked.
 
     Parameters
     ----------
-    persons : their ids
-    modelled : bool [len(persons)]; those without a vector get the most popular items, with a score of null
-    ask : called with positions in `persons`, gives the vectors [m, d] of these and the items that each has seen
+    histories, unknown : see `encode_histories`
+    data : training data of the model
+    V : float32 [N, d] item factors
+    config, backend : those of the model
     """
-    k = min(k, len(candidates))
-    popular = candidates.popular(k) if not modelled.all() else np.zeros(k, dtype=np.int32)
-    size = max(1, min(BLOCK, BLOCK_ROWS // k))
-    for start in range(0, max(len(persons), 1), size):  # at least one frame, if an empty one
-        block = np.arange(start, min(start + size, len(persons)))
-        items = np.tile(popular, (len(block), 1))
-        scores = np.full(items.shape, np.nan, dtype=np.float32)
-        ours = modelled[block]
-        if ours.any():
-            vectors, seen = ask(block[ours])
-            items[ours], scores[ours] = candidates.top_k(ops, vectors, k, score, seen if exclude_seen else None)
-        yield _frame("user", persons[block], "item", candidates.data.item_ids, items, scores)
-
-
-def similar(
-    ops: Backend, kind: str, codes: NDArray[np.int32], ids: pl.Series, factors: Tensor, k: int, score: Score
-) -> pl.DataFrame:
-    """The k rows of a table of factors most similar to some of its rows, in a frame of kind, rank, similar, score."""
-    check_k(f"similar_{kind}s", k)
-    table = torch.nn.functional.normalize(factors) if score == "dot" else factors
-    itself = CSR(np.arange(len(codes) + 1), codes, (len(codes), len(ids)))
-    queries = table[torch.from_numpy(codes).to(table.device)]
-    found, scores = ops.top_k(queries, ops.pack_items(table, score), min(k, len(ids)), itself.tensors(table.device))
-    return _frame(kind, ids[codes], "similar", ids, found.cpu().numpy(), scores.cpu().numpy())
-
-
-def _frame(
-    left: str, of: pl.Series, right: str, ids: pl.Series, codes: NDArray[np.int32], scores: NDArray[np.float32]
-) -> pl.DataFrame:
-    """Rows of the lists codes [m, k] that are not -1."""
-    m, k = codes.shape
-    kept = codes >= 0
-    return pl.DataFrame(
-        {
-            left: of[np.repeat(np.arange(m), kept.sum(1))],
-            "rank": np.broadcast_to(np.arange(1, k + 1, dtype=np.int32), kept.shape)[kept],
-            right: ids[codes[kept]],
-            "score": pl.Series(scores[kept], nan_to_null=True),
-        }
-    )
+    ids, liked = encode_histories(histories, data, unknown)
+    rows = np.where(liked.degrees() > 0, np.arange(len(ids)), -1)
+    return TargetUsers(ids, rows, liked, lambda _, items: fold_in(V, items, config, backend))
 
 
 def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, NDArray[np.int64]]:
-    """External ids and codes of the users asked for, code -1 for those who are to get popular items.
+    """Return external ids and codes of users, with code -1 for those who get the most popular items.
 
-    A user without interactions in the training data has an id, but a vector that nothing was learnt of: such users are
-    treated as unknown. Among all users (None) they are no error, and are left out with a warning.
+    A user without interactions in the training data has an id, but nothing was learned about this user. Such users
+    are treated as unknown. When all users are selected (`users` is None), they are skipped with a warning instead of
+    raising an error.
     """
     check_unknown(unknown)
-    asked = data.user_ids if users is None else as_series(users, "user")
-    codes = np.arange(data.n_users) if users is None else lookup(asked, data.user_ids).astype(np.int64)
+    ids = data.user_ids if users is None else as_series(users, "user")
+    codes = np.arange(data.n_users) if users is None else lookup(ids, data.user_ids).astype(np.int64)
     known = codes >= 0
-    idle = known.copy()
-    idle[known] = data.train.degrees()[codes[known]] == 0
-    learnt = known & ~idle
-    if unknown == "popular" and not learnt.all():
-        ids = asked.cast(data.user_ids.dtype, strict=False)
-        return (asked.cast(pl.String) if ids.null_count() else ids), np.where(learnt, codes, -1)
+    without_interactions = known.copy()
+    without_interactions[known] = data.train.degrees()[codes[known]] == 0
+    trained = known & ~without_interactions
+    if unknown == "popular" and not trained.all():
+        typed_ids = ids.cast(data.user_ids.dtype, strict=False)
+        return (ids.cast(pl.String) if typed_ids.null_count() else typed_ids), np.where(trained, codes, -1)
     if not known.all():
-        _refuse_or_warn(asked.filter(~known), len(asked), data.user_ids, "user", unknown)
-    if idle.any():
+        _raise_or_warn(ids.filter(~known), len(ids), data.user_ids, "user", unknown)
+    if without_interactions.any():
+        reason = describe_users_without_interactions(ids.filter(without_interactions))
         if unknown == "error" and users is not None:
-            raise InputError(
-                f"{without_interactions(asked.filter(idle))}, so nothing is known of their taste: leave such users out "
-                "(unknown: skip) or have the most popular items (unknown: popular)"
-            )
-        _warn(f"left out {idle.sum():,} of {len(asked):,} users: {without_interactions(asked.filter(idle))}")
-    return data.user_ids[codes[learnt]], codes[learnt]
+            raise InputError(f"{reason}, so the model has not learned their taste; {_alternatives('user')}")
+        _warn(f"skipped {without_interactions.sum():,} of {len(ids):,} users: {reason}")
+    return data.user_ids[codes[trained]], codes[trained]
 
 
-def without_interactions(users: pl.Series) -> str:
-    """What to say of users whom the model has an id of, and nothing else."""
+def describe_users_without_interactions(users: pl.Series) -> str:
+    """Return the clause of a message that names users without training interactions."""
     users = users.unique(maintain_order=True)
     one = len(users) == 1
     return f"user{'' if one else 's'} {named(users)} {'has' if one else 'have'} no interactions in the training data"
 
 
 def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") -> tuple[pl.Series, CSR]:
-    """Persons and the codes of their items, ascending and without repeats: CSR [B, N].
+    """Return the ids of new users and the codes of their items: CSR [B, N].
 
     Parameters
     ----------
-    histories : mapping of a person to item ids, list of lists of them (the persons are 0, 1, ...), or frame with
-        columns user, item
-    unknown : what to do about items that the model does not know: `error`, or otherwise do without them; and about
-        persons of whom nothing is left: `error`, `skip` them, or keep them without items
+    histories : mapping from user to item ids, list of lists of item ids (the users are then 0, 1, ...), or frame with
+        columns user and item. Repeated items count once.
+    data : training data of the model
+    unknown : handling of item ids that the model does not know. `error` raises. `skip` and `popular` ignore these
+        items; users without any known item are then left out (`skip`) or kept with an empty row (`popular`).
     """
     check_unknown(unknown)
-    persons, rows, asked = _pairs(histories)
-    codes = lookup(asked, data.item_ids).astype(np.int64)
+    users, rows, items = _history_pairs(histories)
+    codes = lookup(items, data.item_ids).astype(np.int64)
     if (codes < 0).any():
-        _refuse_or_warn(asked.filter(codes < 0), len(asked), data.item_ids, "item", unknown, data.item_titles)
+        _raise_or_warn(items.filter(codes < 0), len(items), data.item_ids, "item", unknown, data.item_titles)
         rows, codes = rows[codes >= 0], codes[codes >= 0]
     keys = np.unique(rows * data.n_items + codes)
-    matrix = CSR.from_pairs(*np.divmod(keys, max(data.n_items, 1)), (len(persons), data.n_items))
+    matrix = CSR.from_pairs(*np.divmod(keys, max(data.n_items, 1)), (len(users), data.n_items))
     empty = matrix.degrees() == 0
     if empty.any() and unknown == "error":
-        raise InputError(f"the history of person {persons.filter(empty)[0]!r} is empty: give at least one item")
+        raise InputError(f"the history of user {users.filter(empty)[0]!r} is empty: give at least one item")
     if empty.any() and unknown == "skip":
-        _warn(f"left out {empty.sum():,} of {len(persons):,} persons, of whose items the model knows none")
-        return persons.filter(~empty), matrix.take(np.flatnonzero(~empty))
-    return persons, matrix
+        _warn(f"skipped {empty.sum():,} of {len(users):,} users: the model knows none of their items")
+        return users.filter(~empty), matrix.take(np.flatnonzero(~empty))
+    return users, matrix
 
 
-def _pairs(histories: Any) -> tuple[pl.Series, NDArray[np.int64], pl.Series]:
-    """Persons [B], and for each item in their histories the number of its person and its id: [n], [n]."""
-    if hasattr(histories, "columns"):  # of polars or pandas
+def _history_pairs(histories: Any) -> tuple[pl.Series, NDArray[np.int64], pl.Series]:
+    """Return users [B], and for each item of a history the position of its user [n] and the item id [n]."""
+    if hasattr(histories, "columns"):  # a polars or pandas frame
         if not {"user", "item"} <= set(histories.columns):
-            raise InputError(f"a frame of histories needs columns user and item; it has {list(histories.columns)}")
+            raise InputError(f"a frame of `histories` needs columns user and item; it has {list(histories.columns)}")
         if not isinstance(histories, pl.DataFrame):
             histories = from_pandas(histories, ["user", "item"])
-        persons = histories["user"].unique(maintain_order=True)
-        numbers = pl.DataFrame({"user": persons}).with_row_index("row")
-        rows = histories.select("user").join(numbers, on="user", how="left", maintain_order="left")["row"]
-        return persons, rows.to_numpy().astype(np.int64), as_series(histories["item"], "item")
+        users = histories["user"].unique(maintain_order=True)
+        positions = pl.DataFrame({"user": users}).with_row_index("row")
+        rows = histories.select("user").join(positions, on="user", how="left", maintain_order="left")["row"]
+        return users, rows.to_numpy().astype(np.int64), as_series(histories["item"], "item")
     if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
-        raise InputError("histories are a list of lists of item ids, or a mapping of a person to such a list")
-    lists = list(histories.values()) if isinstance(histories, Mapping) else list(histories)
-    persons = as_series(histories if isinstance(histories, Mapping) else range(len(lists)), "person")
-    series = [as_series(items, "item") for items in lists]
-    filled = [items for items in series if len(items)] or [pl.Series(dtype=pl.String)]
-    if len({items.dtype for items in filled}) > 1:  # some have their ids as text
-        filled = [items.cast(pl.String) for items in filled]
-    return persons, np.repeat(np.arange(len(lists)), [len(items) for items in series]), pl.concat(filled)
-
-
-def check_k(function: str, k: int) -> None:
-    """Raise unless k is a number of items."""
-    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
-        raise InputError(f"{function}: k must be at least 1, got {k!r}")
-
-
-def check_unknown(unknown: str) -> None:
-    """Raise unless it is one of the three ways."""
-    if unknown not in get_args(Unknown):
-        raise InputError(f"unknown must be one of {', '.join(get_args(Unknown))}, got {unknown!r}")
-
-
-def _refuse_or_warn(
-    missing: pl.Series, asked: int, known: pl.Series, kind: str, unknown: Unknown, titles: pl.Series | None = None
-) -> None:
-    if unknown == "error":
         raise InputError(
-            f"{unknown_ids(missing, known, kind, titles)}. Correct the ids, or leave such {kind}s out (unknown: skip) "
-            "or have the most popular items where nothing is known (unknown: popular)"
+            "`histories` must be a list of lists of item ids, a mapping from user to such a list, or a frame with "
+            f"columns user and item, not {type(histories).__name__}"
         )
-    _warn(f"left out {len(missing):,} of {asked:,} {kind} ids that the model does not know: {named(missing)}")
+    item_lists = list(histories.values()) if isinstance(histories, Mapping) else list(histories)
+    users = as_series(histories if isinstance(histories, Mapping) else range(len(item_lists)), "user")
+    series = [as_series(items, "item") for items in item_lists]
+    filled = [items for items in series if len(items)] or [pl.Series(dtype=pl.String)]
+    if len({items.dtype for items in filled}) > 1:  # some histories hold ids as text
+        filled = [items.cast(pl.String) for items in filled]
+    return users, np.repeat(np.arange(len(item_lists)), [len(items) for items in series]), pl.concat(filled)
 
 
-def _known_items(ids: Any, data: Dataset, option: str) -> NDArray[np.int32]:
-    """Codes of those of the ids that the model knows: what it does not know, it does not recommend anyway."""
-    asked = as_series(ids, "item")
-    codes = lookup(asked, data.item_ids)
-    missing = asked.filter(codes < 0)
-    if option == "only" and len(missing) == len(asked):
-        if len(asked) == 0:
-            raise InputError("only: the list of items to choose from is empty")
-        raise InputError(f"only: {unknown_ids(missing, data.item_ids, 'item', data.item_titles)}")
+# -- 2. the items to choose from -----------------------------------------------------------------------------------
+
+
+def candidate_items(data: Dataset, only: Any = None, without: Any = None) -> NDArray[np.int64] | None:
+    """Return the codes of the items that may be recommended, ascending; None for all items.
+
+    Parameters
+    ----------
+    data : training data of the model
+    only : external ids of items to choose from; None for all
+    without : external ids of items to leave out
+    """
+    if only is None and without is None:
+        return None
+    allowed = np.ones(data.n_items, dtype=bool)
+    if only is not None:
+        allowed[:] = False
+        allowed[_known_item_codes(only, data, "only")] = True
+    if without is not None:
+        allowed[_known_item_codes(without, data, "without")] = False
+    if not allowed.any():
+        raise InputError("no items are left to recommend: `without` removes all items that could be chosen")
+    return np.flatnonzero(allowed)
+
+
+def _known_item_codes(ids: Any, data: Dataset, option: str) -> NDArray[np.int32]:
+    """Return the codes of the ids that the model knows. It never recommends other items, so these only warn."""
+    items = as_series(ids, "item")
+    codes = lookup(items, data.item_ids)
+    missing = items.filter(codes < 0)
+    if option == "only" and len(missing) == len(items):
+        if len(items) == 0:
+            raise InputError("`only` is empty: give at least one item to choose from")
+        raise InputError(f"`only`: {unknown_ids(missing, data.item_ids, 'item', data.item_titles)}")
     if len(missing):
-        _warn(f"{option}: the model does not know {len(missing):,} of the {len(asked):,} items: {named(missing)}")
+        _warn(f"`{option}`: the model does not know {len(missing):,} of the {len(items):,} items: {named(missing)}")
     return codes[codes >= 0]
 
 
+# -- 3. vectors -> top-K items -> frame ----------------------------------------------------------------------------
+
+
+def recommendation_frames(
+    users: TargetUsers, index: TopKIndex, data: Dataset, k: int, exclude_seen: bool
+) -> Iterator[pl.DataFrame]:
+    """Yield frames with columns user, rank, item, score, each for one block of users.
+
+    Parameters
+    ----------
+    users : users to recommend to
+    index : index of the candidate items
+    data : training data of the model, for item ids and popularity
+    k : number of items per user
+    exclude_seen : leave out the items of `users.seen`
+    """
+    k = min(k, len(index))
+    has_vector = users.rows >= 0
+    popular = np.zeros(k, dtype=np.int32) if has_vector.all() else popular_items(data.train, k, index.candidates)
+    block_size = max(1, min(QUERIES_PER_BLOCK, MAX_FRAME_ROWS // k))
+    for start in range(0, max(len(users.ids), 1), block_size):  # yield at least one frame, so that columns are known
+        block = slice(start, start + block_size)
+        ids, rows, ranked = users.ids[block], users.rows[block], has_vector[block]
+        items = np.tile(popular, (len(ids), 1))
+        scores = np.full(items.shape, np.nan, dtype=np.float32)
+        if ranked.any():
+            seen = users.seen.take(rows[ranked])
+            vectors = users.vectors(rows[ranked], seen)
+            items[ranked], scores[ranked] = index.search(vectors, k, seen if exclude_seen else None)
+        yield _ranked_frame("user", ids, "item", data.item_ids, items, scores)
+
+
+def popular_items(train: CSR, k: int, candidates: NDArray[np.int64] | None = None) -> NDArray[np.int32]:
+    """Return the k candidates with the most interactions, ties to the lower code: int32 [k]."""
+    return by_popularity(train.popularity(), candidates)[:k].astype(np.int32)
+
+
+def similar_frame(
+    backend: Backend,
+    kind: str,
+    codes: NDArray[np.int32],
+    ids: pl.Series,
+    factors: Tensor,
+    score: Score,
+    k: int,
+    candidates: NDArray[np.int64] | None = None,
+) -> pl.DataFrame:
+    """Return the k rows most similar to some rows, never the row itself: a frame of kind, rank, similar, score.
+
+    Parameters
+    ----------
+    backend : backend of `drm_triton.kernels`
+    kind : `item` or `user`, the name of the first column
+    codes : int32 [m], rows to find similar rows for
+    ids : external ids of all rows
+    factors : float32 [N, d], factors of all rows
+    score : score of the model
+    k : number of similar rows for each
+    candidates : ascending row numbers to choose from; None for all rows
+    """
+    check_k(f"similar_{kind}s", k)
+    vectors = similarity_vectors(factors, score)
+    index = TopKIndex(backend, vectors, score, candidates)
+    itself = CSR(np.arange(len(codes) + 1), codes, (len(codes), len(ids)))
+    queries = vectors[torch.from_numpy(codes).to(vectors.device)]
+    similar, scores = index.search(queries, min(k, len(index)), itself)
+    return _ranked_frame(kind, ids[codes], "similar", ids, similar, scores)
+
+
+def _ranked_frame(
+    query_column: str,
+    query_ids: pl.Series,
+    result_column: str,
+    result_ids: pl.Series,
+    codes: NDArray[np.int32],
+    scores: NDArray[np.float32],
+) -> pl.DataFrame:
+    """Return one row for each entry of codes [m, k] that is not -1, with the external ids of query and result."""
+    m, k = codes.shape
+    kept = codes >= 0
+    return pl.DataFrame(
+        {
+            query_column: query_ids[np.repeat(np.arange(m), kept.sum(1))],
+            "rank": np.broadcast_to(np.arange(1, k + 1, dtype=np.int32), kept.shape)[kept],
+            result_column: result_ids[codes[kept]],
+            "score": pl.Series(scores[kept], nan_to_null=True),
+        }
+    )
+
+
+# -- checks and messages -------------------------------------------------------------------------------------------
+
+
+def check_k(function: str, k: int) -> None:
+    """Raise unless k is a positive integer."""
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+        raise InputError(f"{function}: `k` must be an integer of at least 1, got {k!r}")
+
+
+def check_unknown(unknown: str) -> None:
+    """Raise unless `unknown` is one of the allowed values."""
+    if unknown not in get_args(Unknown):
+        raise InputError(f"`unknown` must be one of {', '.join(get_args(Unknown))}, got {unknown!r}")
+
+
+def _raise_or_warn(
+    missing: pl.Series, total: int, known: pl.Series, kind: str, unknown: Unknown, titles: pl.Series | None = None
+) -> None:
+    if unknown == "error":
+        raise InputError(f"{unknown_ids(missing, known, kind, titles)}. Correct the ids, or {_alternatives(kind)}")
+    _warn(f"skipped {len(missing):,} of {total:,} {kind} ids that the model does not know: {named(missing)}")
+
+
+def _alternatives(kind: str) -> str:
+    """Return the end of an error message that offers the other values of `unknown`."""
+    recipients = "to them" if kind == "user" else "to users without known items"
+    return (
+        f'use `unknown="skip"` to skip such {kind}s, or `unknown="popular"` to recommend the most popular items '
+        f"{recipients}"
+    )
+
+
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=5)
+    """Warn with the line outside this package that made the call."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)

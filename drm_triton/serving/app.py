@@ -1,7 +1,7 @@
-"""The HTTP service behind `drm-triton serve`: lists from one fitted model, JSON in and out.
+"""The HTTP service behind `drm-triton serve`: recommendations from one fitted model, in JSON.
 
-Every answer is what the methods of the model give, to the bit; see `drm_triton.serving.engine` for how. Ids are query
-parameters and not parts of the path: some, such as "a/b" or "..", no path can carry safely.
+Responses equal the results of the model's methods to the bit; `drm_triton.serving.engine` computes them. Ids are query
+parameters and not parts of the path, because a path cannot carry ids such as "a/b" or ".." safely.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ from drm_triton._version import __version__
 from drm_triton.data.ids import SHOWN
 from drm_triton.model import DRM
 from drm_triton.names import Score
-from drm_triton.serving.engine import Id, Service, UnknownIdError
+from drm_triton.serving.engine import Engine, ExternalId, UnknownIdError
 
-MAX_BODY = 1 << 20  # bytes of a request
+MAX_BODY = 1 << 20  # bytes of a request body
 ERRORS = {
     400: "bad request",
     404: "not found",
@@ -30,13 +30,13 @@ ERRORS = {
     500: "internal error",
 }
 
-# -- what goes in and out ----------------------------------------------------------------------------------------------
+# -- requests and responses --------------------------------------------------------------------------------------------
 
 
 def _from_json(value: object) -> object:
-    """Take JSON at its word: 5.0 is the integer 5, and half of a surrogate pair is no text."""
+    """Convert 5.0 to the integer 5, which JSON does not distinguish, and reject half of a surrogate pair."""
     if isinstance(value, str):
-        value.encode()  # its error is a ValueError, so it is the request that is wrong
+        value.encode()  # raises a ValueError, which pydantic reports as invalid input
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -44,43 +44,43 @@ FromJson = BeforeValidator(_from_json)
 Unknown = Annotated[
     Literal["error", "popular"],
     Field(
-        description="What to do about ids that the model does not know: refuse, or do without them and list the most "
-        "popular items where nothing else is left."
+        description="Handling of ids that the model does not know: return an error, or ignore them and return the "
+        "most popular items if no known id is left."
     ),
 ]
 
 
-class Listed(BaseModel):
-    """An item of a list, the best first."""
+class RankedItem(BaseModel):
+    """One item of a ranking."""
 
-    item: Id
-    title: str | None = Field(None, description="Only where the data has titles.")
-    score: float | None = Field(description="Null for an item that is listed because it is popular.")
-
-
-class Recommended(BaseModel):
-    """The best items of a user; fewer than k where fewer remain."""
-
-    user: Id
-    items: list[Listed]
+    item: ExternalId
+    title: str | None = Field(None, description="Present only if the data has titles.")
+    score: float | None = Field(description="Null if the item was chosen for its popularity.")
 
 
-class FoldedIn(BaseModel):
-    """The best items for someone with these likes; fewer than k where fewer remain."""
+class UserRecommendations(BaseModel):
+    """The best items for a user, best first; fewer than k if fewer remain."""
 
-    items: list[Listed]
-    unknown: list[Id] = Field(description="Those of the liked ids that the model does not know.")
+    user: ExternalId
+    items: list[RankedItem]
 
 
-class Similar(BaseModel):
-    """The items most similar to an item."""
+class NewUserRecommendations(BaseModel):
+    """The best items for a new user, best first; fewer than k if fewer remain."""
 
-    item: Id
-    items: list[Listed]
+    items: list[RankedItem]
+    unknown: list[ExternalId] = Field(description="Liked ids that the model does not know.")
+
+
+class SimilarItems(BaseModel):
+    """The items most similar to an item, the most similar first."""
+
+    item: ExternalId
+    items: list[RankedItem]
 
 
 class Health(BaseModel):
-    """What is being served."""
+    """The model that is served."""
 
     status: Literal["ok"]
     model: str
@@ -92,14 +92,14 @@ class Health(BaseModel):
 
 
 class Error(BaseModel):
-    """Every error has this form."""
+    """The body of every error response."""
 
-    error: str = Field(description="What kind: " + ", ".join(ERRORS.values()) + ".")
-    detail: str = Field(description="What is wrong with this request.")
+    error: str = Field(description="Kind of error: " + ", ".join(ERRORS.values()) + ".")
+    detail: str = Field(description="The problem with this request.")
 
 
-async def _given_once(request: Request) -> None:
-    """Refuse a query that gives a parameter twice: of the two values one would be taken in silence."""
+async def _reject_repeated_parameters(request: Request) -> None:
+    """Reject a query that gives a parameter twice; FastAPI would silently use one of the two values."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
     repeated = [
         {"type": "repeated", "loc": ("query", name), "msg": "Given more than once"}
@@ -110,104 +110,111 @@ async def _given_once(request: Request) -> None:
         raise RequestValidationError(repeated)
 
 
-ONCE = [Depends(_given_once)]
+NO_REPEATS = [Depends(_reject_repeated_parameters)]
 
 # -- the application ---------------------------------------------------------------------------------------------------
 
 
 def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int = 1000) -> FastAPI:
-    """Make the ASGI application that serves a fitted model.
+    """Create the ASGI application that serves a fitted model.
 
     Parameters
     ----------
     model : DRM, fitted
-    name : what `/health` calls it
-    max_k : the longest list that may be asked for
-    max_liked : the most liked items in one request
+    name : name of the model in `/health`
+    max_k : largest k of a request
+    max_liked : largest number of liked items in a request
 
     Returns
     -------
-    FastAPI, for any ASGI server; its kernels are compiled already
+    FastAPI application for any ASGI server; the kernels are already compiled
     """
-    service = Service(model)
+    engine = Engine(model)
     app = FastAPI(
         title="drm-triton",
         version=__version__,
         description="Top-K recommendations from one trained model.",
-        docs_url=None,  # those pages load scripts from elsewhere; any viewer can read /openapi.json
+        docs_url=None,  # these pages load scripts from other hosts; any OpenAPI viewer can read /openapi.json
         redoc_url=None,
         redirect_slashes=False,
     )
     app.add_middleware(BodyLimit, limit=MAX_BODY)
     app.add_middleware(HeadAsGet)
-    _answer_errors_in_json(app)
-    Length = Annotated[int, Field(ge=1, le=max_k, description="Items in the list, at most.")]
+    _add_error_handlers(app)
+    K = Annotated[int, Field(ge=1, le=max_k, description="Maximum number of items to return.")]
 
-    class OfUser(BaseModel):
+    class UserQuery(BaseModel):
         model_config = ConfigDict(extra="forbid")
         user: str = Field(description="Id of a user of the training data.")
-        k: Length = 10
-        exclude_seen: bool = Field(True, description="Leave out the items that the user already has.")
+        k: K = 10
+        exclude_seen: bool = Field(True, description="Leave out items that the user has interacted with.")
         unknown: Unknown = "error"
 
-    class OfItem(BaseModel):
+    class ItemQuery(BaseModel):
         model_config = ConfigDict(extra="forbid")
         item: str = Field(description="Id of an item of the training data.")
-        k: Length = 10
+        k: K = 10
 
-    class Likes(BaseModel):
+    class NewUser(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
-        liked: list[Annotated[Id, FromJson]] = Field(
-            min_length=1, max_length=max_liked, description="Items that the person likes."
+        liked: list[Annotated[ExternalId, FromJson]] = Field(
+            min_length=1, max_length=max_liked, description="Ids of items that the new user likes."
         )
-        k: Annotated[Length, FromJson] = 10
-        exclude: list[Annotated[Id, FromJson]] = Field([], description="Items to leave out besides the liked ones.")
+        k: Annotated[K, FromJson] = 10
+        exclude: list[Annotated[ExternalId, FromJson]] = Field(
+            [], description="Ids of items to leave out besides the liked ones."
+        )
         unknown: Unknown = "error"
 
     health = Health(
         status="ok",
         model=name,
         score=model.config.score,
-        users=len(service.U),
-        items=len(service.V),
-        factors=service.V.shape[1],
+        users=len(engine.user_factors),
+        items=len(engine.item_factors),
+        factors=engine.item_factors.shape[1],
         version=__version__,
     )
 
-    # The answers are JSONResponse, which FastAPI sends as they are: the models above describe them, and the tests hold
-    # them to it.
+    # FastAPI does not validate a JSONResponse, which saves time. The response models above only describe it; the tests
+    # check that the description is true.
 
     @app.get("/health", response_model=Health, responses=_errors(500))
     async def check_health() -> JSONResponse:
-        """Tell what is being served."""
+        """Return the model that is served."""
         return JSONResponse(health.model_dump())
 
-    @app.get("/recommendations", response_model=Recommended, responses=_errors(404, 422, 500), dependencies=ONCE)
-    async def recommend(asked: Annotated[OfUser, Query()]) -> JSONResponse:
-        """List the best items of a user of the training data."""
-        return JSONResponse(await service.recommend(asked.user, asked.k, asked.exclude_seen, asked.unknown))
+    @app.get(
+        "/recommendations",
+        response_model=UserRecommendations,
+        responses=_errors(404, 422, 500),
+        dependencies=NO_REPEATS,
+    )
+    async def recommend(query: Annotated[UserQuery, Query()]) -> JSONResponse:
+        """Return the best items for a user of the training data."""
+        return JSONResponse(await engine.recommend(query.user, query.k, query.exclude_seen, query.unknown))
 
-    @app.post("/recommendations", response_model=FoldedIn, responses=_errors(400, 404, 413, 422, 500))
-    async def recommend_from(asked: Likes) -> JSONResponse:
-        """List the best items for someone who was not in the training data, from the items the person likes."""
-        return JSONResponse(await service.recommend_from(asked.liked, asked.k, asked.exclude, asked.unknown))
+    @app.post("/recommendations", response_model=NewUserRecommendations, responses=_errors(400, 404, 413, 422, 500))
+    async def recommend_from(user: NewUser) -> JSONResponse:
+        """Return the best items for a new user, who is not in the training data, from the items the user likes."""
+        return JSONResponse(await engine.recommend_from(user.liked, user.k, user.exclude, user.unknown))
 
-    @app.get("/similar", response_model=Similar, responses=_errors(404, 422, 500), dependencies=ONCE)
-    async def similar(asked: Annotated[OfItem, Query()]) -> JSONResponse:
-        """List the items most similar to an item, never the item itself."""
-        return JSONResponse(await service.similar(asked.item, asked.k))
+    @app.get("/similar", response_model=SimilarItems, responses=_errors(404, 422, 500), dependencies=NO_REPEATS)
+    async def similar(query: Annotated[ItemQuery, Query()]) -> JSONResponse:
+        """Return the items most similar to an item, never the item itself."""
+        return JSONResponse(await engine.similar(query.item, query.k))
 
     return app
 
 
 class HeadAsGet:
-    """Answers HEAD as GET, headers and all, without the body."""
+    """Answers HEAD like GET, with the same headers and without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         if scope.get("method") != "HEAD":
             await self.app(scope, receive, send)
             return
@@ -219,70 +226,72 @@ class HeadAsGet:
 
 
 class BodyLimit:
-    """Refuses a request body as soon as it is known to be too large: by its header, or else as it comes in."""
+    """Rejects a request body that is too large, by its Content-Length header or else while it is received."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with a `receive` that counts."""
-        announced = dict(scope.get("headers", ())).get(b"content-length", b"")
-        refused = announced.isdigit() and int(announced) > self.limit
+        """Handle a request, and count the bytes that it receives."""
+        content_length = dict(scope.get("headers", ())).get(b"content-length", b"")
+        too_large = content_length.isdigit() and int(content_length) > self.limit
         received = 0
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal received
-            if not refused:
+            if not too_large:
                 message = await receive()
                 received += len(message.get("body", b""))
-            if refused or received > self.limit:
-                raise HTTPException(413, f"the body of a request may have {self.limit:,} bytes")
+            if too_large or received > self.limit:
+                raise HTTPException(413, f"the body of a request may have at most {self.limit:,} bytes")
             return message
 
-        await self.app(scope, counted, send)
+        await self.app(scope, receive_counted, send)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the errors of an operation, for OpenAPI."""
+    """Return the OpenAPI descriptions of error responses."""
     return {status: {"model": Error, "description": ERRORS[status].capitalize()} for status in statuses}
 
 
-def _answer_errors_in_json(app: FastAPI) -> None:
-    def answer(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def _add_error_handlers(app: FastAPI) -> None:
+    """Make every error response a JSON `Error`."""
+
+    def respond(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": ERRORS.get(status, "error"), "detail": detail}, status, headers)
 
     @app.exception_handler(UnknownIdError)
-    async def unknown(request: Request, error: UnknownIdError) -> JSONResponse:
-        return answer(404, str(error))
+    async def unknown_id(request: Request, error: UnknownIdError) -> JSONResponse:
+        return respond(404, str(error))
 
     @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
         path = request.url.path
         if error.status_code == 404:
-            return answer(404, f"there is no {path[:80]} here; /openapi.json tells what there is")
-        if error.status_code == 405:  # Starlette names the methods of the first route of the path only
-            here = [route for route in app.routes if getattr(route, "path", None) == path]
-            taken = {method for route in here for method in getattr(route, "methods", None) or ()}
-            methods = ", ".join(sorted(taken | {"HEAD"} if "GET" in taken else taken))
-            return answer(405, f"{path} takes {methods}, not {request.method}", {"Allow": methods})
-        return answer(error.status_code, error.detail)
+            return respond(404, f"there is no path {path[:80]}; /openapi.json lists the paths")
+        if error.status_code == 405:  # Starlette lists only the methods of the first route of a path
+            routes = [route for route in app.routes if getattr(route, "path", None) == path]
+            allowed = {method for route in routes for method in getattr(route, "methods", None) or ()}
+            methods = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
+            return respond(405, f"{path} allows {methods}, not {request.method}", {"Allow": methods})
+        return respond(error.status_code, error.detail)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid_input(request: Request, error: RequestValidationError) -> JSONResponse:
         problems = error.errors()
         more = f"; and {len(problems) - SHOWN:,} more" if len(problems) > SHOWN else ""
-        return answer(422, "; ".join(_problem(problem) for problem in problems[:SHOWN]) + more)
+        return respond(422, "; ".join(_describe(problem) for problem in problems[:SHOWN]) + more)
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return answer(500, "the service failed; its log tells why")
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
+        return respond(500, "the service failed; see its log for the reason")
 
 
-def _problem(problem: dict[str, Any]) -> str:
-    """Say what is wrong, and where."""
+def _describe(problem: dict[str, Any]) -> str:
+    """Return one validation problem as text: where it is, and what it is."""
     place, *inside = problem["loc"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {inside[0]}"

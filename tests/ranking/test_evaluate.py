@@ -68,7 +68,7 @@ def test_users_without_held_out_items_or_with_little_training_are_left_out() -> 
     assert len(evaluate(popularity_ranker(seen), seen, held_out, (10,), min_train=0).per_user) == 2
     with pytest.raises(InputError, match="no user has both"):
         evaluate(popularity_ranker(seen), seen, CSR.empty((3, 10)), (10,))
-    with pytest.raises(InputError, match="cut-offs must be at least 1"):
+    with pytest.raises(InputError, match="cut-offs `ks` must be at least 1"):
         evaluate(popularity_ranker(seen), seen, held_out, (0,))
 
 
@@ -86,7 +86,7 @@ def test_activity_groups_hold_every_user_once() -> None:
     assert (groups["max_train"].to_numpy()[:-1] < groups["min_train"].to_numpy()[1:]).all()
     mean = (groups["ndcg@10"] * groups["users"]).sum() / groups["users"].sum()
     assert mean == pytest.approx(result.means["ndcg@10"])
-    with pytest.raises(InputError, match="no metric 'auc@10'"):
+    with pytest.raises(InputError, match=r"`metric` must be one of .*, got 'auc@10'"):
         by_activity(result, "auc@10")
     assert groups.schema["users"].is_integer()
     assert isinstance(groups, pl.DataFrame)

@@ -29,7 +29,7 @@ def scores_of(model: DRM, vectors: torch.Tensor) -> torch.Tensor:
 # -- recommend ---------------------------------------------------------------------------------------------------------
 
 
-def test_lists_are_the_best_unseen_items_in_order(model: DRM) -> None:
+def test_the_best_unseen_items_in_order(model: DRM) -> None:
     data = model.interactions
     frame = model.recommend(k=5)
     assert frame.columns == ["user", "rank", "item", "score"]
@@ -74,7 +74,7 @@ def test_only_without_and_seen_hold(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not allowed:
-            with pytest.raises(InputError, match=r"only|nothing is left"):
+            with pytest.raises(InputError, match=r"`only`|no items are left"):
                 model.recommend(["u1"], **arguments)
             return
         frame = model.recommend(["u1", "u2"], **arguments)
@@ -89,14 +89,14 @@ def test_only_without_and_seen_hold(
         np.testing.assert_array_equal(ours["score"], order["score"].head(k))
 
 
-def test_nobody_gets_an_empty_frame_of_the_same_kind(model: DRM) -> None:
+def test_no_users_give_an_empty_frame_with_the_same_schema(model: DRM) -> None:
     assert model.recommend([]).schema == model.recommend(["u1"]).schema
     assert len(model.recommend([])) == 0
 
 
-def test_blocks_are_the_whole(model: DRM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_add_up_to_the_whole(model: DRM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model.recommend(k=3)
-    monkeypatch.setattr("drm_triton.ranking.recommend.BLOCK", 7)
+    monkeypatch.setattr("drm_triton.ranking.recommend.QUERIES_PER_BLOCK", 7)
     blocks = list(model.recommend_blocks(k=3))
     assert len(blocks) == -(-model.interactions.n_users // 7)
     assert pl.concat(blocks).equals(whole)
@@ -104,9 +104,9 @@ def test_blocks_are_the_whole(model: DRM, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_unknown_users(model: DRM) -> None:
     users = ["u1", "nobody", "u2", "u 3"]
-    with pytest.raises(InputError, match=r"unknown user ids: 'nobody', 'u 3'.*unknown: skip"):
+    with pytest.raises(InputError, match=r"unknown user ids: 'nobody', 'u 3'.*`unknown=\"skip\"`"):
         model.recommend(users)
-    with pytest.warns(UserWarning, match="left out 2 of 4 user ids"):
+    with pytest.warns(UserWarning, match="skipped 2 of 4 user ids"):
         frame = model.recommend(users, k=2, unknown="skip")
     assert frame.equals(model.recommend(["u1", "u2"], k=2))
     frame = model.recommend(users, k=2, unknown="popular")
@@ -124,20 +124,20 @@ def test_unknown_users(model: DRM) -> None:
     assert set(frame["item"]) == set(allowed[1:])
 
 
-def test_users_without_interactions_are_not_known() -> None:
+def test_users_without_interactions_are_unknown() -> None:
     lists = [[0, 1, 2], [], [1, 2, 3], [], [0, 3]]  # of users 10, 11, ...
     indptr = np.cumsum([0, *map(len, lists)])
     data = Dataset.from_csr((indptr, np.concatenate(lists).astype(np.int64)), user_ids=[10, 11, 12, 13, 14])
     model = DRM(factors=2, epochs=1).fit(data)
-    with pytest.raises(InputError, match=r"user 11 has no interactions in the training data.*unknown: skip"):
+    with pytest.raises(InputError, match=r"user 11 has no interactions in the training data.*`unknown=\"skip\"`"):
         model.recommend([10, 11])
     with pytest.raises(InputError, match="unknown user id: 9"):
         model.recommend([9, 11])
-    with pytest.warns(UserWarning, match="left out 2 of 3 users: users 11, 13 have no interactions"):
+    with pytest.warns(UserWarning, match="skipped 2 of 3 users: users 11, 13 have no interactions"):
         assert set(model.recommend([10, 11, 13], unknown="skip")["user"]) == {10}
-    with pytest.warns(UserWarning, match="left out 2 of 5 users") as told:
+    with pytest.warns(UserWarning, match="skipped 2 of 5 users") as caught:
         assert model.recommend(k=1)["user"].to_list() == [10, 12, 14]
-    assert len(told) == 1
+    assert len(caught) == 1
     frame = model.recommend([11, 10, 9], k=1, unknown="popular")
     assert frame["user"].to_list() == [11, 10, 9]
     assert frame["score"].is_null().to_list() == [True, False, True]
@@ -153,7 +153,7 @@ def test_users_without_interactions_are_not_known() -> None:
         assert value == pytest.approx(float(U[user - 10] @ U[other - 10]), abs=1e-6)
 
 
-def test_unknown_users_beside_numbered_ones() -> None:
+def test_unknown_users_beside_integer_ids() -> None:
     frame = pl.DataFrame({"user": [1, 1, 2], "item": [5, 6, 5]})
     model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
     assert model.recommend(["2", 9], unknown="popular")["user"].to_list() == [2, 9, 9]
@@ -164,14 +164,14 @@ def test_unknown_users_beside_numbered_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"k": 0}, "k must be at least 1, got 0"),
-        ({"k": 2.5}, r"k must be at least 1, got 2\.5"),
+        ({"k": 0}, "`k` must be an integer of at least 1, got 0"),
+        ({"k": 2.5}, r"`k` must be an integer of at least 1, got 2\.5"),
         ({"users": "u1"}, r"user ids come as a list, got the single value 'u1'; write \['u1'\]"),
         ({"users": [["u1"]]}, "must be whole numbers or text"),
-        ({"only": []}, "only: the list of items to choose from is empty"),
-        ({"only": ["no such"]}, "only: unknown item id: 'no such'"),
-        ({"only": [0], "without": [0]}, "nothing is left"),
-        ({"unknown": "ignore"}, "unknown must be one of error, skip, popular, got 'ignore'"),
+        ({"only": []}, "`only` is empty"),
+        ({"only": ["no such"]}, "`only`: unknown item id: 'no such'"),
+        ({"only": [0], "without": [0]}, "no items are left to recommend"),
+        ({"unknown": "ignore"}, "`unknown` must be one of error, skip, popular, got 'ignore'"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str, models: dict[str, DRM]) -> None:
@@ -179,12 +179,12 @@ def test_bad_arguments(arguments: dict[str, Any], message: str, models: dict[str
         models["dot"].recommend(**arguments)
 
 
-def test_items_the_model_does_not_know_are_told(model: DRM) -> None:
-    with pytest.warns(UserWarning, match="without: the model does not know 1 of the 2 items: 7"):
+def test_unknown_items_in_options_warn(model: DRM) -> None:
+    with pytest.warns(UserWarning, match="`without`: the model does not know 1 of the 2 items: 7"):
         model.recommend(["u1"], without=[0, 7])
 
 
-def test_lists_from_histories(model: DRM, liked_items: LikedItems) -> None:
+def test_recommendations_from_histories(model: DRM, liked_items: LikedItems) -> None:
     history = liked_items(model, "u4")
     frame = model.recommend_from({"zoe": history, "yan": history[:3]}, k=6)
     assert frame["user"].to_list() == ["zoe"] * 6 + ["yan"] * 6
@@ -202,14 +202,14 @@ def test_histories_with_unknown_items(model: DRM, liked_items: LikedItems) -> No
     lists = {"a": [liked_items(model, "u1")[0], 7], "b": [7], "c": []}
     with pytest.raises(InputError, match="unknown item id: 7"):
         model.recommend_from(lists)
-    with pytest.raises(InputError, match="the history of person 'c' is empty"):
+    with pytest.raises(InputError, match="the history of user 'c' is empty"):
         model.recommend_from({"c": []})
-    with pytest.warns(UserWarning, match="left out 2 of 3 ") as told:
+    with pytest.warns(UserWarning, match="skipped 2 of 3 ") as caught:
         frame = model.recommend_from(lists, k=2, unknown="skip")
     assert frame["user"].unique().to_list() == ["a"]
-    assert "left out 2 of 3 item ids" in str(told[0].message)
-    assert "left out 2 of 3 persons" in str(told[1].message)
-    with pytest.warns(UserWarning, match="left out 2 of 3 item ids"):
+    assert "skipped 2 of 3 item ids" in str(caught[0].message)
+    assert "skipped 2 of 3 users" in str(caught[1].message)
+    with pytest.warns(UserWarning, match="skipped 2 of 3 item ids"):
         frame = model.recommend_from(lists, k=2, unknown="popular")
     assert frame["user"].unique(maintain_order=True).to_list() == ["a", "b", "c"]
     assert frame["score"].is_null().to_list() == [False] * 2 + [True] * 4

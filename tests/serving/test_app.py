@@ -1,4 +1,4 @@
-"""The service in this process: its answers are the model's, its errors have one form, its description is true."""
+"""The HTTP application in process: responses equal the model's, errors have one form, the description is true."""
 
 import asyncio
 import json
@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, settings
 from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.serving.app import MAX_BODY, create_app
-from drm_triton.serving.engine import Batches
 
-# Ids that a path, a query or a careless lookup would spoil.
+# Ids that a path, a query or a careless lookup would change.
 ODD = ["a/b", "..", "", "ü 100%", "x?y=1&z#", "a+b", "%2F", "🎧", "17", "017", " ann", "ann", "None", "a\nb", "\u0000"]
 N_USERS, N_ITEMS, MAX_K = 120, 90, 40
 
@@ -45,7 +44,7 @@ def score(request: pytest.FixtureRequest) -> str:
 
 
 class Client:
-    """Asks an application in this process, as a server would: one that fails gets its say."""
+    """Sends requests to an application in process; exceptions become responses, as behind a server."""
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
@@ -69,7 +68,7 @@ async def endless() -> AsyncIterator[bytes]:
         yield b" " * 70_000
 
 
-def ask(client: Client, path: str, **query: Any) -> dict[str, Any]:
+def get(client: Client, path: str, **query: Any) -> dict[str, Any]:
     answer = client("GET", path, params=query)
     assert answer.status_code == 200, answer.text
     result: dict[str, Any] = answer.json()
@@ -80,28 +79,28 @@ def pairs(listed: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     return [(row["item"], row["score"]) for row in listed]
 
 
-# -- the answers are the model's ---------------------------------------------------------------------------------------
+# -- responses equal the model's ---------------------------------------------------------------------------------------
 
 
 def test_recommendations_of_every_user(client: Client, score: str) -> None:
     for seen in (True, False):
         lists = MODELS[score].recommend(k=7, exclude_seen=not seen).partition_by("user", as_dict=True)
         for (user,), frame in lists.items():
-            answer = ask(client, "/recommendations", user=user, k=7, exclude_seen=not seen)
+            answer = get(client, "/recommendations", user=user, k=7, exclude_seen=not seen)
             assert answer["user"] == user
             assert pairs(answer["items"]) == frame.select("item", "score").rows()
 
 
 def test_similar_items(client: Client, score: str) -> None:
     for item in range(0, 10 * N_ITEMS, 70):
-        answer = ask(client, "/similar", item=item)
+        answer = get(client, "/similar", item=item)
         assert answer["item"] == item
         assert pairs(answer["items"]) == MODELS[score].similar_items([item]).select("similar", "score").rows()
 
 
 @pytest.mark.parametrize("liked", [[10], [20, "30", 20, 450.0], list(range(0, 200, 10))])
 def test_recommendations_from_likes(client: Client, score: str, liked: list[Any]) -> None:
-    body = {"liked": liked, "k": 5, "exclude": [0, "50", 7]}  # of 7 the model knows nothing
+    body = {"liked": liked, "k": 5, "exclude": [0, "50", 7]}  # the model does not know 7
     answer = client("POST", "/recommendations", json=body)
     assert answer.status_code == 200
     with pytest.warns(UserWarning, match="does not know 1 of the 3"):
@@ -110,7 +109,7 @@ def test_recommendations_from_likes(client: Client, score: str, liked: list[Any]
     assert answer.json()["unknown"] == []
 
 
-def test_fewer_items_than_asked_for(client: Client, score: str) -> None:
+def test_fewer_items_than_k(client: Client, score: str) -> None:
     everything = [10 * i for i in range(N_ITEMS)]
     answer = client("POST", "/recommendations", json={"liked": everything[:20], "k": MAX_K, "exclude": everything[:-3]})
     assert sorted(row["item"] for row in answer.json()["items"]) == everything[-3:]
@@ -119,8 +118,8 @@ def test_fewer_items_than_asked_for(client: Client, score: str) -> None:
 
 
 def test_titles_where_the_data_has_them(client: Client, score: str) -> None:
-    rows = ask(client, "/recommendations", user="ann", k=MAX_K, exclude_seen=False)["items"]
-    rows += ask(client, "/similar", item=10, k=MAX_K)["items"]
+    rows = get(client, "/recommendations", user="ann", k=MAX_K, exclude_seen=False)["items"]
+    rows += get(client, "/similar", item=10, k=MAX_K)["items"]
     for row in rows:
         assert row.get("title", "none") == (
             "none" if score == "dot" else f"Lied {row['item'] // 10} ♪" if row["item"] else None
@@ -130,7 +129,7 @@ def test_titles_where_the_data_has_them(client: Client, score: str) -> None:
 def test_unknown_ids_may_get_popular_items(client: Client, score: str) -> None:
     counts = np.bincount(MODELS[score].interactions.train.indices, minlength=N_ITEMS)
     popular = [10 * int(i) for i in np.argsort(-counts, kind="stable")]
-    answer = ask(client, "/recommendations", user="nobody", k=4, unknown="popular")
+    answer = get(client, "/recommendations", user="nobody", k=4, unknown="popular")
     assert (answer["user"], pairs(answer["items"])) == ("nobody", [(item, None) for item in popular[:4]])
     body = {"liked": ["?", 3], "exclude": popular[:2], "k": 4, "unknown": "popular"}
     answer = client("POST", "/recommendations", json=body).json()
@@ -142,18 +141,18 @@ def test_unknown_ids_may_get_popular_items(client: Client, score: str) -> None:
     assert pairs(answer["items"]) == MODELS[score].recommend_from([[30]], k=4).select("item", "score").rows()
 
 
-def test_a_user_without_interactions_is_not_known() -> None:
+def test_a_user_without_interactions_is_unknown() -> None:
     data = Dataset.from_csr((np.array([0, 2, 2, 4]), np.array([0, 1, 1, 2])), user_ids=[7, 8, 9])
     client = Client(create_app(DRM(factors=2, epochs=1).fit(data)))
     answer = client("GET", "/recommendations", params={"user": 8})
     assert (answer.status_code, answer.json()["error"]) == (404, "not found")
     assert "user '8' has no interactions in the training data" in answer.json()["detail"]
-    answer = ask(client, "/recommendations", user=8, k=1, unknown="popular")
+    answer = get(client, "/recommendations", user=8, k=1, unknown="popular")
     assert (answer["user"], pairs(answer["items"])) == (8, [(1, None)])
 
 
-def test_fifty_at_once(score: str) -> None:
-    """GET and POST in one event loop, so that they share batches, each list of another length."""
+def test_fifty_requests_at_once(score: str) -> None:
+    """GET and POST in one event loop, so that they share batches, with different k."""
     model = MODELS[score]
     users = model.interactions.user_ids.to_list()[:50]
 
@@ -167,7 +166,7 @@ def test_fifty_at_once(score: str) -> None:
 
 
 def test_health(client: Client, score: str) -> None:
-    health = ask(client, "/health")
+    health = get(client, "/health")
     assert health.pop("version").count(".") >= 1
     sizes = {"users": N_USERS, "items": N_ITEMS, "factors": 8}
     assert health == {"status": "ok", "model": f"{score}-model", "score": score, **sizes}
@@ -217,12 +216,12 @@ JSON = {"Content-Type": "application/json"}
         ("POST", "/recommendations", {"content": b'{"liked": [10]}'}, 422, "body: "),
         ("POST", "/recommendations", {"content": b" " * (MAX_BODY + 1), "headers": JSON}, 413, "1,048,576 bytes"),
         ("POST", "/recommendations", {"content": endless(), "headers": JSON}, 413, "1,048,576 bytes"),
-        ("PUT", "/recommendations", {}, 405, "/recommendations takes GET, HEAD, POST, not PUT"),
-        ("POST", "/similar?item=10", {}, 405, "/similar takes GET, HEAD, not POST"),
-        ("GET", "/", {}, 404, "there is no / here"),
-        ("GET", "/" + "x" * 9000, {}, 404, "there is no /xxx"),
-        ("GET", "/health/", {}, 404, "there is no /health/ here"),
-        ("GET", "/docs", {}, 404, "there is no /docs here"),
+        ("PUT", "/recommendations", {}, 405, "/recommendations allows GET, HEAD, POST, not PUT"),
+        ("POST", "/similar?item=10", {}, 405, "/similar allows GET, HEAD, not POST"),
+        ("GET", "/", {}, 404, "there is no path /;"),
+        ("GET", "/" + "x" * 9000, {}, 404, "there is no path /xxx"),
+        ("GET", "/health/", {}, 404, "there is no path /health/;"),
+        ("GET", "/docs", {}, 404, "there is no path /docs;"),
     ],
 )  # fmt: skip
 def test_errors_have_one_form(method: str, url: str, sent: dict[str, Any], status: int, says: str) -> None:
@@ -256,7 +255,7 @@ def test_head_is_get_without_the_body(url: str) -> None:
     assert head.content == b""
 
 
-def test_a_failure_tells_no_secrets_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_reveals_nothing_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from drm_triton.kernels import get_backend
 
     client = Client(APPS["dot"])
@@ -272,7 +271,7 @@ def test_a_failure_tells_no_secrets_and_passes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def described() -> FastAPI:
-    """The service, with all ids named in its description: of ids drawn at random, it would know hardly one."""
+    """Create an application whose description lists all ids: it would know almost no id drawn at random."""
     app = create_app(MODELS["l2"], max_k=MAX_K, max_liked=20)
     schema = json.loads(json.dumps(app.openapi()))
     data = MODELS["l2"].interactions
@@ -288,11 +287,11 @@ openapi = schemathesis.openapi.from_asgi("/openapi.json", described())
 
 @openapi.parametrize()
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_what_it_does_is_what_it_describes(case: schemathesis.Case) -> None:
+def test_responses_match_the_description(case: schemathesis.Case) -> None:
     case.call_and_validate()
 
 
-def test_every_answer_is_described() -> None:
+def test_every_response_is_described() -> None:
     paths = APPS["dot"].openapi()["paths"]
     operations = {f"{method} {path}": set(o["responses"]) for path, of in paths.items() for method, o in of.items()}
     assert operations == {
@@ -305,36 +304,3 @@ def test_every_answer_is_described() -> None:
     schemas = [(status, r["content"]["application/json"]["schema"]["$ref"]) for status, r in responses]
     kinds = {schema.rsplit("/", 1)[1] for status, schema in schemas if status != "200"}
     assert kinds == {"Error"}
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-
-def test_what_waits_is_answered_together() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    calls: list[list[int]] = []
-
-    def answer(questions: list[int]) -> list[int]:
-        calls.append(questions)
-        if 13 in questions:
-            raise ValueError("thirteen")
-        return [-question for question in questions]
-
-    async def run() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            batches: Batches[int, int] = Batches(answer, pool)
-            assert await asyncio.gather(*map(batches.ask, range(10))) == [-i for i in range(10)]
-            assert calls == [list(range(10))]
-            gone = asyncio.create_task(batches.ask(10))
-            asked = [asyncio.create_task(batches.ask(i)) for i in (11, 12)]
-            await asyncio.sleep(0)
-            gone.cancel()
-            assert await asyncio.gather(*asked) == [-11, -12]
-            failed = await asyncio.gather(*map(batches.ask, (13, 14)), return_exceptions=True)
-            assert [str(error) for error in failed] == ["thirteen"] * 2
-            assert await batches.ask(15) == -15
-            assert await asyncio.gather(*map(batches.ask, range(100, 200))) == [-i for i in range(100, 200)]
-            assert [len(call) for call in calls[-2:]] == [64, 36]
-
-    asyncio.run(run())
