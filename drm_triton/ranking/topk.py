@@ -17,8 +17,7 @@ QUERIES_PER_BLOCK = 4096  # queries per search when there are many: bounds the m
 class TopKIndex:
     """Finds the rows of a table that score best with a query.
 
-    The table is packed once, so an index should be kept for many searches. Changes of `vectors` after that do not
-    reach it.
+    The table is packed once, so keep an index for many searches. `vectors` must not change while it is in use.
 
     Parameters
     ----------

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
 
 import polars as pl
 import pytest
@@ -14,12 +13,13 @@ from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu.runtime.threads import set_threads
+from drm_triton.kernels.protocol import ListBatch
 from drm_triton.ranking import fold_in
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.ranking.recommend import encode_histories
 from drm_triton.training.step import objective_of
+from tests.ranking.conftest import LikedItems
 
-LikedItems = Callable[[DRM, str], list[int]]
 N_ITEMS = 90
 
 ids = st.lists(st.integers(0, N_ITEMS - 1).map(lambda i: 10 * i), unique=True)
@@ -46,7 +46,7 @@ def test_a_vector_depends_on_the_items_alone(
     assert torch.isfinite(together).all()
     assert (together.norm(dim=1) <= 1 + 1e-6).all()
     order = chance.sample(range(len(lists)), len(lists))
-    mixed = [chance.sample(lists[p], len(lists[p])) + lists[p][:2] for p in order]  # another order, some twice
+    mixed = [chance.sample(lists[p], len(lists[p])) + lists[p][:2] for p in order]  # shuffled, some items twice
     assert torch.equal(model.fold_in(mixed), together[order])
     assert torch.equal(torch.cat([model.fold_in([items]) for items in lists]), together)
 
@@ -57,8 +57,8 @@ def test_a_vector_does_not_depend_on_threads_or_batches(
     data = model.interactions
     lists = [data.item_ids[data.train.row(u)].to_list() for u in range(data.n_users)] * 3
     vectors = []
-    for number, together in ((1, 512), (2, 512), (2, 50), (1, 1)):
-        monkeypatch.setattr("drm_triton.ranking.fold_in.TOGETHER", together)
+    for number, batch in ((1, 512), (2, 512), (2, 50), (1, 1)):
+        monkeypatch.setattr("drm_triton.ranking.fold_in.USERS_PER_BATCH", batch)
         set_threads(number)
         torch.set_num_threads(number)
         vectors.append(model.fold_in(lists))
@@ -70,7 +70,7 @@ def test_fold_in_agrees_with_the_reference_backend(
     model: DRM, monkeypatch: pytest.MonkeyPatch, liked_items: LikedItems
 ) -> None:
     lists = [liked_items(model, f"u{u}") for u in range(1, 6)]
-    # the smooth loss: with the others, which of two scores is the larger may turn on a last bit and then bend the path
+    # mse is smooth; with the other losses a last bit may decide which of two scores is larger and change the path
     config = dataclasses.replace(model.config, objective="mse")
     monkeypatch.setattr(model, "config", config)
     ours = model.fold_in(lists)
@@ -81,20 +81,20 @@ def test_fold_in_agrees_with_the_reference_backend(
 def test_fold_in_lowers_the_loss_of_training(model: DRM, liked_items: LikedItems) -> None:
     data = model.interactions
     _, matrix = encode_histories([liked_items(model, u) for u in data.user_ids[:40]], data)
-    config = dataclasses.replace(model.config, seed=99)  # lists that fold-in has not drawn
-    ops = get_backend()
+    config = dataclasses.replace(model.config, seed=99)  # lists that fold-in has not sampled
+    backend = get_backend()
 
     def loss(U: torch.Tensor) -> float:
         total = 0.0
-        for person in range(matrix.shape[0]):
-            plan = fold_in._plan(matrix.row(person), model.item_factors, config)
-            _, lists = ops.sample_lists(plan, 0, 0, plan.n_lists)
-            users = torch.full((len(lists),), person, dtype=torch.int32)
-            total += float(ops.list_gradients(U, model.item_factors, users, lists, objective_of(config)).loss.mean())
+        for user in range(matrix.shape[0]):
+            plan = fold_in._plan(matrix.row(user), model.item_factors, config)
+            items = backend.sample_lists(plan, 0, 0, plan.n_lists).items
+            batch = ListBatch(torch.full((len(items),), user, dtype=torch.int32), items)
+            total += float(backend.list_gradients(U, model.item_factors, batch, objective_of(config)).loss.mean())
         return total
 
     start = fold_in.mean_direction(model.item_factors, matrix)
-    assert loss(fold_in.fold_in(model.item_factors, matrix, model.config, ops)) < 0.97 * loss(start)
+    assert loss(fold_in.fold_in(model.item_factors, matrix, model.config, backend)) < 0.97 * loss(start)
 
 
 def test_whole_catalogue_and_single_item(model: DRM) -> None:

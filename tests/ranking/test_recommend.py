@@ -1,7 +1,6 @@
 """Recommendations and similarity as frames: which items, in which order, and ids that the model does not know."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from drm_triton import DRM, Dataset
 from drm_triton.errors import InputError
 from drm_triton.kernels import get_backend
+from drm_triton.ranking.topk import TopKIndex
+from tests.ranking.conftest import LikedItems
 
-LikedItems = Callable[[DRM, str], list[int]]
 N_ITEMS = 90
 
 
@@ -190,8 +190,9 @@ def test_recommendations_from_histories(model: DRM, liked_items: LikedItems) -> 
     assert frame["user"].to_list() == ["zoe"] * 6 + ["yan"] * 6
     assert not set(frame.filter(user="zoe")["item"]) & set(history)
     assert not set(frame.filter(user="yan")["item"]) & set(history[:3])
-    items, _ = get_backend().top_k(model.fold_in([history]), model.item_factors, N_ITEMS, model.config.score)
-    order = [i for i in model.interactions.item_ids[items[0].numpy()] if i not in history]
+    index = TopKIndex(get_backend(), model.item_factors, model.config.score)
+    items, _ = index.search(model.fold_in([history]), N_ITEMS)
+    order = [i for i in model.interactions.item_ids[items[0]] if i not in history]
     assert frame.filter(user="zoe")["item"].to_list() == order[:6]
     by_number = model.recommend_from([history, [str(item) for item in history[:3]]], k=6)
     assert by_number.drop("user").equals(frame.drop("user"))
