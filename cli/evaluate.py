@@ -1,4 +1,4 @@
-"""`drm-triton evaluate`: measure a trained model on held-out interactions."""
+"""`drm-triton evaluate`: metrics of a trained model on held-out interactions."""
 
 import json
 from pathlib import Path
@@ -13,31 +13,31 @@ from drm_triton.cli.complete import RunArgument
 
 def evaluate(
     run: RunArgument,
-    on: Annotated[str, typer.Option(help="Held-out part: valid or test.")] = "test",
+    on: Annotated[str, typer.Option(help="Split part to measure on: valid or test.")] = "test",
     k: Annotated[str, typer.Option("--k", help="Cut-offs, separated by commas.")] = "10,50",
     dataset: Annotated[
         str | None,
         typer.Option(
             "--dataset",
             "-d",
-            help=r"Prepared data \[where the run found it].",
+            help=r"Prepared data set \[the one of the run].",
             show_default=False,
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: Annotated[int, typer.Option(help="Average over users with at least so many training items.")] = 5,
+    min_train: Annotated[int, typer.Option(help="Minimum number of training items of a user.")] = 5,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
     by_activity: Annotated[
-        bool, typer.Option("--by-activity", help="Also by groups of users, with a plot in the run directory.")
+        bool, typer.Option("--by-activity", help="Also print metrics by user activity, and plot them in RUN.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
 ) -> None:
-    """Rank all unseen items for every user and compare with what was held out.
+    """Rank all unseen items for every user and compare the ranking with the held-out items.
 
-    Items of the training data are excluded, and at test time those of the validation part too.
+    A user's training items are excluded from the ranking, and for --on test the validation items too.
 
     Examples:
 
@@ -62,53 +62,54 @@ def evaluate(
     if min_train < 0:
         raise InputError(f"--min-train must be at least 0, got {min_train}")
     if per_user is not None:
-        atomic.check_file(per_user, "give another `per_user`")  # before anything that takes time
+        atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
     model = DRM.load(run)
     data = dataset_of(run, None if dataset is None else find_dataset(dataset))
     if not model.was_fit_on(data):
-        raise InputError(f"{run} was trained on other data than {data.path}; give its own with --dataset")
+        raise InputError(f"{run} was not trained on {data.path}; give the data set of the training with --dataset")
     held_out = getattr(data, on)
     if on in model.config.fit_parts:
-        raise InputError(f"{run} was fit on {model.config.fit_on}, so it cannot be measured on {on}: it has seen it")
+        raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
     seen = data.train.union(data.valid) if on == "test" else data.train
 
-    ops, _ = model.backend()
+    backend, _ = model.backend()
     reporter = Reporter(quiet=quiet or as_json)
     with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
-        ranker = factor_ranker(ops, model.user_factors, model.item_factors, model.config.score)
+        ranker = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score)
         result = measure(
             ranker, seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
         )
     popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
-        _write_parquet(result.per_user.with_columns(user=ids), per_user)
+        atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
     if not as_json:
         _print_table(result.means, popularity, cut_offs, len(result.per_user))
-    found: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
+    report: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
     if by_activity:
         metric = f"ndcg@{cut_offs[0]}"
         groups = grouped(result)
-        found["by_activity"] = groups.drop("group").to_dicts()
-        picture = run / f"activity-{on}.png"
-        _draw(groups, metric, picture)
+        report["by_activity"] = groups.drop("group").to_dicts()
+        plot = run / f"activity-{on}.png"
+        _plot(groups, metric, plot)
         if not as_json:
-            print(f"\nmean {metric} by training interactions (plot: {picture})")
+            print(f"\nmean {metric} by training interactions (plot: {plot})")
             for row in groups.iter_rows(named=True):
                 print(f"  {row['min_train']:>5} – {row['max_train']:<6} {row['users']:>8,} users  {row[metric]:.4f}")
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
 
 
 def _cut_offs(text: str) -> list[int]:
+    """Parse cut-offs that are separated by commas."""
     from drm_triton.errors import InputError
 
     try:
-        ks = sorted({int(part) for part in text.split(",")})
+        ks = sorted({int(cut_off) for cut_off in text.split(",")})
     except ValueError:
         ks = []
     if not ks or min(ks) < 1 or max(ks) > 1000:
-        raise InputError(f"--k takes cut-offs from 1 to 1000, separated by commas, such as 10,50; got {text!r}")
+        raise InputError(f"--k must be cut-offs from 1 to 1000 separated by commas, for example 10,50; got {text!r}")
     return ks
 
 
@@ -126,12 +127,7 @@ def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list
     Console().print(table)
 
 
-def _write_parquet(frame: Any, path: Path) -> None:
-
-    atomic.write_file(path, frame.write_parquet)
-
-
-def _draw(groups: Any, metric: str, path: Path) -> None:
+def _plot(groups: Any, metric: str, path: Path) -> None:
     from drm_triton.plots import activity_bars
 
-    atomic.write_file(path, lambda place: activity_bars(groups, metric, place))
+    atomic.write_file(path, lambda file: activity_bars(groups, metric, file))

@@ -4,7 +4,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+import typer
 
 from drm_triton import atomic
 from drm_triton.errors import InputError
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "json", "jsonl", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", help=r"Output format \[extension of --out, else table].", show_default=False),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.", show_default=False)
+]
 
 
 def check_output(form: Format | None, out: Path | None) -> Format:

@@ -15,20 +15,21 @@ from drm_triton.cli.complete import RunArgument
 if TYPE_CHECKING:
     from drm_triton.errors import DrmError
 
-GRACE = 5  # seconds that requests under way have to finish when the service is told to end
+SHUTDOWN_SECONDS = 5  # time for running requests to finish when the service stops
 
 
 def serve(
     run: RunArgument,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8000,
-    max_k: Annotated[int, typer.Option(min=1, help="Longest list that may be asked for.")] = 100,
-    max_liked: Annotated[int, typer.Option(min=1, help="Most liked items in one request.")] = 1000,
+    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 listens on all networks.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes any free port.")] = 8000,
+    max_k: Annotated[int, typer.Option(min=1, help="Largest k of a request.")] = 100,
+    max_liked: Annotated[int, typer.Option(min=1, help="Largest number of liked items in a request.")] = 1000,
 ) -> None:
-    """Answer requests for recommendations over HTTP, in JSON (needs the extra: serve).
+    """Serve recommendations over HTTP, in JSON. It needs: pip install 'drm-triton[serve]'.
 
-    GET /recommendations?user=ID&k=10 for a user of the training data, POST /recommendations for someone else, by the
-    items the person likes, GET /similar?item=ID, GET /health; /openapi.json describes them. There is no authentication.
+    GET /recommendations?user=ID&k=10 is for a user of the training data, POST /recommendations for a new user, by the
+    items the user likes. There are also GET /similar?item=ID and GET /health; /openapi.json describes all of them.
+    There is no authentication.
 
     Examples:
 
@@ -53,10 +54,10 @@ def serve(
     from drm_triton.model import DRM
 
     model = DRM.load(run)
-    with _bound(host, port) as listener:  # before the long part, so that a port in use is told at once
+    with _bind(host, port) as listener:  # before the kernels compile, so that a port in use is reported at once
         app = create_app(model, run.resolve().name, max_k, max_liked)
         server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
+            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_SECONDS)
         )
         try:
             listener.listen(server.config.backlog)
@@ -66,22 +67,22 @@ def serve(
         _announce(data.user_ids.filter(data.train.degrees() > 0).head(1).to_list(), run, listener)
         try:
             server.run(sockets=[listener])
-        except (KeyboardInterrupt, SystemExit):  # uvicorn repeats the signal when it has ended in good order
+        except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after a clean shutdown
             if not server.should_exit:
                 raise
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Take the port, without listening yet."""
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the port and does not listen yet."""
     from drm_triton.errors import InputError
 
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise InputError(f"--host {host!r} is no address of this machine: {error}") from None
+        raise InputError(f"--host {host!r} is not an address of this machine: {error}") from None
     listener = socket.socket(family, kind, protocol)
     try:
-        if sys.platform != "win32":  # where it would let two programs share the port
+        if sys.platform != "win32":  # on Windows it would let two programs share the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -94,21 +95,21 @@ def _cannot_listen(host: str, port: int, error: OSError) -> "DrmError":
     from drm_triton.errors import DrmError, InputError
 
     if error.errno == errno.EADDRINUSE:
-        return DrmError(f"port {port} of {host} is in use; end what uses it, or choose another with --port (0: any)")
-    return InputError(f"cannot listen on {host}, port {port}: {error.strerror}; choose others with --host and --port")
+        return DrmError(f"port {port} of {host} is in use; stop the program that uses it, or give another --port")
+    return InputError(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port")
 
 
 def _announce(example: list[object], run: Path, listener: socket.socket) -> None:
-    """Tell where the service is, how to ask it, and who else can."""
+    """Print the address of the service and an example request; warn if other machines can reach it."""
     host, port = listener.getsockname()[:2]
     if not ipaddress.ip_address(host.split("%")[0]).is_loopback:
         print(
-            f"warning: listening on {host}, so whoever can reach this machine can ask: there is no authentication; "
-            "put a proxy in front that has it",
+            f"warning: listening on {host}: everyone who can reach this machine can send requests, as there is no "
+            "authentication; put a proxy with authentication in front",
             file=sys.stderr,
         )
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    print(f"serving {run} at {url} (Ctrl-C ends it)")
+    print(f"serving {run} at {url} (Ctrl-C to stop)")
     if example:
         print(f"try: curl '{url}/recommendations?user={quote(str(example[0]), safe='')}&k=10'")
     sys.stdout.flush()

@@ -334,17 +334,24 @@ class DRM:
 
         Parameters
         ----------
-        users : external ids; None for all users with interactions in the training data
-        k : number of items per user
-        exclude_seen : leave out items that the user has interacted with
-        only : external ids of items to choose from; None for all items
-        without : external ids of items to leave out
-        unknown : handling of users without interactions in the training data: `error` raises, `skip` skips them with
-            a warning, `popular` recommends the most popular items to them, with score null
+        users : sequence of ids, optional
+            Users to recommend to. Default: all users with interactions in the training data.
+        k : int, default 10
+            Number of items per user.
+        exclude_seen : bool, default True
+            Leave out items that the user has interacted with.
+        only : sequence of ids, optional
+            Items to choose from. Default: all items.
+        without : sequence of ids, optional
+            Items to leave out.
+        unknown : {"error", "skip", "popular"}, default "error"
+            Handling of users without interactions in the training data: raise an error, skip them with a warning, or
+            recommend the most popular items to them, with score null.
 
         Returns
         -------
-        frame with columns user, rank (1 is best), item, score; fewer than k rows per user if fewer items remain
+        polars.DataFrame
+            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain.
         """
         return pl.concat(self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown))
 
@@ -363,12 +370,14 @@ class DRM:
 
         Parameters
         ----------
-        histories : mapping from user to item ids, list of lists of item ids (the users are then 0, 1, ...), or frame
-            with columns user and item
-        exclude_seen : leave out the items of the user's history
-        unknown : handling of item ids that the model does not know: `error` raises, `skip` and `popular` ignore these
-            items. Users without any known item are then skipped (`skip`), or get the most popular items with score
-            null (`popular`).
+        histories : mapping, sequence or frame
+            Mapping from user to item ids, list of lists of item ids (the users are then 0, 1, ...), or frame with
+            columns user and item.
+        exclude_seen : bool, default True
+            Leave out the items of the user's history.
+        unknown : {"error", "skip", "popular"}, default "error"
+            Handling of item ids that the model does not know: raise an error, or ignore these items. Users without any
+            known item are then skipped ("skip"), or get the most popular items with score null ("popular").
 
         Examples
         --------
@@ -413,7 +422,8 @@ class DRM:
 
         Parameters
         ----------
-        histories : as in `recommend_from`; no history may be empty
+        histories : mapping, sequence or frame
+            As in `recommend_from`. No history may be empty.
         """
         _, liked = encode_histories(histories, self.interactions)
         return fold_in(self.item_factors, liked, self.config, self.backend()[0])
@@ -426,12 +436,15 @@ class DRM:
 
         Parameters
         ----------
-        items : external ids
-        k : number of similar items for each
+        items : sequence of ids
+            Items to find similar items for.
+        k : int, default 10
+            Number of similar items for each.
 
         Returns
         -------
-        frame with columns item, rank (1 is the most similar), similar, score
+        polars.DataFrame
+            Columns item, rank (1 is the most similar), similar, score.
         """
         data, (backend, _) = self.interactions, self.backend()
         codes = data.encode_items(items)
@@ -442,9 +455,17 @@ class DRM:
 
         Users without interactions in the training data are never returned: their factors are still the initial ones.
 
+        Parameters
+        ----------
+        users : sequence of ids
+            Users to find similar users for.
+        k : int, default 10
+            Number of similar users for each.
+
         Returns
         -------
-        frame with columns user, rank (1 is the most similar), similar, score
+        polars.DataFrame
+            Columns user, rank (1 is the most similar), similar, score.
         """
         data, (backend, _) = self.interactions, self.backend()
         codes = data.encode_users(users)
@@ -461,9 +482,12 @@ class DRM:
 
         Parameters
         ----------
-        held_out : CSR [M, N], relevant items of each user
-        seen : CSR [M, N], items to exclude from the ranking; None for the interactions that the model was fitted on
-        ks : cut-offs
+        held_out : CSR [M, N]
+            Relevant items of each user, for example `dataset.test`.
+        seen : CSR [M, N], optional
+            Items to exclude from the ranking. Default: the interactions that the model was fitted on.
+        ks : sequence of int, default (10, 50)
+            Cut-offs.
         """
         backend, _ = self.backend()
         rank = factor_ranker(backend, *self._fitted(), self.config.score)

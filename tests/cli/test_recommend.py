@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,12 +17,17 @@ from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from tests.conftest import call
 
-READERS = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "json": pl.read_json, "parquet": pl.read_parquet}
+READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
+    "csv": pl.read_csv,
+    "jsonl": pl.read_ndjson,
+    "json": pl.read_json,
+    "parquet": pl.read_parquet,
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model of 200 users (u0 ...), whose items are numbers and have titles."""
+    """Save a model of 200 users (u0, u1, ...) whose items are integers with titles."""
     users, items = generate(Shape(users=200, items=150, interactions=4000), 0)
     frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": items})
     data = Dataset.from_frame(frame, ratios=(1, 0, 0))
@@ -36,19 +43,20 @@ def model(run: Path) -> DRM:
     return DRM.load(run)
 
 
-def rows(*arguments: object) -> list[dict]:
-    """What a command prints, as JSON."""
+def rows(*arguments: object) -> list[dict[str, Any]]:
+    """Return what a command prints with --format json."""
     code, out, errors = call(*arguments, "--format", "json")
     assert code == 0, errors
-    return json.loads(out)
+    result: list[dict[str, Any]] = json.loads(out)
+    return result
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "json", "parquet"])
 @pytest.mark.parametrize("block", [4096, 7])
-def test_everyone_in_every_format(
+def test_all_users_in_every_format(
     run: Path, model: DRM, tmp_path: Path, form: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drm_triton.ranking.recommend.BLOCK", block)
+    monkeypatch.setattr("drm_triton.ranking.recommend.QUERIES_PER_BLOCK", block)
     file = tmp_path / f"top.{form}"
     code, out, errors = call("recommend", run, "--all", "--k", 3, "--out", file)
     assert (code, out, errors) == (0, "", "")
@@ -64,7 +72,7 @@ def test_everyone_in_every_format(
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "json"])
-def test_stdout_is_what_the_file_would_be(run: Path, tmp_path: Path, form: str) -> None:
+def test_stdout_equals_the_file(run: Path, tmp_path: Path, form: str) -> None:
     arguments = ["recommend", run, "--user", "u3", "--format", form]
     _, out, _ = call(*arguments)
     assert call(*arguments, "--out", tmp_path / "file")[0] == 0
@@ -99,19 +107,19 @@ def test_options_reach_the_model(run: Path, model: DRM, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
-def test_lists_that_are_empty_are_told_of(run: Path, model: DRM, tmp_path: Path, form: str) -> None:
+def test_no_recommendations_warn(run: Path, model: DRM, tmp_path: Path, form: str) -> None:
     user, only = model.interactions.user_ids[0], tmp_path / "only.txt"
     seen = model.interactions.item_ids[model.interactions.train.row(0)].to_list()
     only.write_text("\n".join(map(str, seen)))
-    asked = ["recommend", run, "--user", user, "--only", only, "--format", form]
-    code, out, errors = call(*asked)
+    command = ["recommend", run, "--user", user, "--only", only, "--format", form]
+    code, out, errors = call(*command)
     assert (code, errors.count("\n")) == (0, 1)
     assert errors.startswith("warning: there is nothing to recommend: ")
     assert {"table": "", "json": "[]\n", "csv": "user,rank,item,score,title\n"}[form] == out
-    assert call(*asked, "--include-seen")[2] == ""
+    assert call(*command, "--include-seen")[2] == ""
 
 
-def test_liked_items_of_a_new_person(run: Path, model: DRM) -> None:
+def test_liked_items_of_a_new_user(run: Path, model: DRM) -> None:
     liked = model.interactions.item_ids[[5, 60, 99]].to_list()
     expected = model.recommend_from({"you": liked}, k=4)
     for arguments in (["--liked", ",".join(map(str, liked))], [x for item in liked for x in ("--liked", item)]):
@@ -122,10 +130,10 @@ def test_liked_items_of_a_new_person(run: Path, model: DRM) -> None:
 @pytest.mark.parametrize("form", ["csv", "tsv", "parquet", "txt", "blanks.txt", "commas"])
 def test_histories_from_a_file(run: Path, model: DRM, tmp_path: Path, form: str) -> None:
     ids = model.interactions.item_ids
-    lists = {"zoe": ids[[1, 2, 30]].to_list(), "yan": ids[[77]].to_list(), "xi": ids[[8, 9]].to_list()}
-    table = pl.DataFrame(
-        {"userId": [p for p, items in lists.items() for _ in items], "movie_id": [i for v in lists.values() for i in v]}
-    )
+    codes = {"zoe": [1, 2, 30], "yan": [77], "xi": [8, 9]}
+    histories: dict[Any, list[int]] = {user: ids[of_user].to_list() for user, of_user in codes.items()}
+    pairs = [(user, item) for user, items in histories.items() for item in items]
+    table = pl.DataFrame(pairs, schema=["userId", "movie_id"], orient="row")
     file = tmp_path / f"history.{form}"
     if form == "parquet":
         table.write_parquet(file)
@@ -133,17 +141,17 @@ def test_histories_from_a_file(run: Path, model: DRM, tmp_path: Path, form: str)
         table.write_csv(file, separator="," if form == "csv" else "\t")
     else:
         separator = {"txt": "\t", "blanks.txt": "  ", "commas": ", "}[form]
-        file.write_text("".join(separator.join(map(str, items)) + "\n" for items in lists.values()))
-        lists = dict(enumerate(lists.values(), start=1))
+        file.write_text("".join(separator.join(map(str, items)) + "\n" for items in histories.values()))
+        histories = dict(enumerate(histories.values(), start=1))
     found = rows("recommend", run, "--history", file, "-k", 3)
-    expected = model.recommend_from(lists, k=3)
+    expected = model.recommend_from(histories, k=3)
     assert [(row["user"], row["item"]) for row in found] == expected.select("user", "item").rows()
 
 
 def test_unknown_ids(run: Path, tmp_path: Path) -> None:
     code, out, errors = call("recommend", run, "-u", "u1", "-u", "x", "--unknown", "skip", "--format", "csv")
     assert code == 0
-    assert errors == "warning: left out 1 of 2 user ids that the model does not know: 'x'\n"
+    assert errors == "warning: skipped 1 of 2 user ids that the model does not know: 'x'\n"
     assert pl.read_csv(io.StringIO(out))["user"].unique().to_list() == ["u1"]
     code, out, errors = call("recommend", run, "-u", "x", "--unknown", "popular", "-k", 2)
     assert (code, errors) == (0, "")
@@ -152,8 +160,8 @@ def test_unknown_ids(run: Path, tmp_path: Path) -> None:
     (tmp_path / "h.csv").write_text("user,item\na,5\na,nope\nb,nope\n")
     code, out, errors = call("recommend", run, "--history", tmp_path / "h.csv", "--unknown", "skip", "--format", "csv")
     assert pl.read_csv(io.StringIO(out))["user"].unique().to_list() == ["a"]
-    assert "left out 2 of 3 item ids" in errors
-    assert "left out 1 of 2 persons" in errors
+    assert "skipped 2 of 3 item ids" in errors
+    assert "skipped 1 of 2 users" in errors
 
 
 def test_similar(run: Path, model: DRM, tmp_path: Path) -> None:
@@ -172,24 +180,28 @@ def test_similar(run: Path, model: DRM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["recommend"], "say for whom, in one way"),
-        (["recommend", "--all", "--user", "u1"], "say for whom, in one way"),
-        (["recommend", "--liked", "5", "--history", "{dir}/table.csv"], "say for whom, in one way"),
+        (["recommend"], "give exactly one of --user, --users, --all"),
+        (["recommend", "--all", "--user", "u1"], "give exactly one of --user, --users, --all"),
+        (
+            ["recommend", "--liked", "5", "--history", "{dir}/table.csv"],
+            "give exactly one of --user, --users, --all",
+        ),
         (["recommend", "--user", "nobody"], "unknown user id: 'nobody'"),
+        (["recommend", "--user", "nobody"], "use --unknown skip to skip such users, or --unknown popular to"),
         (["recommend", "--user", "u1x"], "the nearest are 'u1"),
         (["recommend", "--liked", "5,9999"], "unknown item id: '9999'"),
         (["recommend", "--liked", "no. 17"], "the nearest are 17 ('Song No. 17')"),
         (["recommend", "--liked", " , "], "is empty: give at least one item"),
-        (["recommend", "--all", "--k", 0], "k must be at least 1, got 0"),
+        (["recommend", "--all", "--k", 0], "--k must be an integer of at least 1, got 0"),
         (["recommend", "--all", "--format", "parquet"], "--format parquet needs --out"),
-        (["recommend", "--all", "--out", "{dir}/no/such.csv"], "no is not a folder that can be written"),
-        (["recommend", "--all", "--out", "{dir}"], "is a folder; give another file"),
+        (["recommend", "--all", "--out", "{dir}/no/such.csv"], "no is not a writable directory; give another --out"),
+        (["recommend", "--all", "--out", "{dir}"], "it is a directory; give another --out, or leave it out to print"),
         (["recommend", "--users", "{dir}/missing"], "missing: cannot be read (No such file or directory)"),
         (["recommend", "--users", "{dir}"], "cannot be read (Is a directory)"),
         (["recommend", "--users", "{dir}/empty"], "empty is empty: give a file with one id a line"),
         (["recommend", "--users", "{dir}/binary"], "is not text in UTF-8"),
         (["recommend", "--all", "--only", "{dir}/nul"], "has NUL bytes, so it is not text"),
-        (["recommend", "--all", "--only", "{dir}/table.csv"], "only: unknown item ids: 'user,item', 'a,5'"),
+        (["recommend", "--all", "--only", "{dir}/table.csv"], "--only: unknown item ids: 'user,item', 'a,5'"),
         (["recommend", "--history", "{dir}/empty"], "is empty: give a table with columns user and item"),
         (["recommend", "--history", "{dir}/binary"], "is not text in UTF-8"),
         (["recommend", "--history", "{dir}/binary.parquet"], "is not a Parquet file"),
@@ -197,10 +209,10 @@ def test_similar(run: Path, model: DRM, tmp_path: Path) -> None:
         (["recommend", "--history", "{dir}/other.csv"], "its columns are ['a', 'b']"),
         (["recommend", "--history", "{dir}/gap.csv"], "data row 2 lacks a user or an item"),
         (["recommend", "--history", "{dir}/header.csv"], "has a header and no rows"),
-        (["similar"], "say what to compare"),
-        (["similar", "--item", "5", "--user", "u1"], "say what to compare"),
+        (["similar"], "give either --item ID or --user ID"),
+        (["similar", "--item", "5", "--user", "u1"], "give either --item ID or --user ID"),
         (["similar", "--item", "9999"], "unknown item id: '9999'"),
-        (["similar", "--item", "5", "--k", "-3"], "k must be at least 1, got -3"),
+        (["similar", "--item", "5", "--k", "-3"], "--k must be an integer of at least 1, got -3"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

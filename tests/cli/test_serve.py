@@ -1,4 +1,4 @@
-"""`serve` as a process behind a real socket: how it starts, answers, refuses and ends."""
+"""`serve` as a process behind a real socket: start, responses, errors and shutdown."""
 
 import http.client
 import json
@@ -39,7 +39,7 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
 
 
 def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
-    """The port, and what the service printed when it was ready."""
+    """Return the port, and the lines that the service printed when it was ready."""
     assert service.stdout is not None
     lines = [service.stdout.readline(), service.stdout.readline()]
     assert lines[1], service.communicate()[1]
@@ -53,11 +53,11 @@ def port(saved: Path) -> Iterator[int]:
         yield first_lines(service)[0]
     finally:
         service.terminate()
-        assert service.communicate(timeout=60)[1] == ""  # nothing that was asked of it made it complain
+        assert service.communicate(timeout=60)[1] == ""  # no request made it print an error
     assert service.returncode == 0
 
 
-def ask(port: int, method: str, target: str, body: Any = None) -> tuple[int, Any]:
+def request(port: int, method: str, target: str, body: Any = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sent = None if body is None else json.dumps(body)
     connection.request(method, target, sent, {"Content-Type": "application/json"} if sent else {})
@@ -67,38 +67,38 @@ def ask(port: int, method: str, target: str, body: Any = None) -> tuple[int, Any
     return result
 
 
-def test_answers_of_fifty_connections_are_those_of_recommend(saved: Path, port: int) -> None:
+def test_responses_to_fifty_connections_equal_recommend(saved: Path, port: int) -> None:
     model = DRM.load(saved)
     users = model.interactions.user_ids.to_list()[:50]
     targets = [f"/recommendations?user={quote(user, safe='')}&k={1 + n % 30}" for n, user in enumerate(users)]
     with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda target: ask(port, "GET", target), targets))
+        answers = list(pool.map(lambda target: request(port, "GET", target), targets))
     for n, (user, (status, answer)) in enumerate(zip(users, answers, strict=True)):
         assert (status, answer["user"]) == (200, user)
         got = [(row["item"], row["score"]) for row in answer["items"]]
         assert got == model.recommend([user], k=1 + n % 30).select("item", "score").rows()
 
 
-def test_each_thing_can_be_asked(saved: Path, port: int) -> None:
+def test_every_operation_responds(saved: Path, port: int) -> None:
     model = DRM.load(saved)
-    status, health = ask(port, "GET", "/health")
+    status, health = request(port, "GET", "/health")
     assert (status, health["model"], health["users"]) == (200, "songs", 80)
-    status, answer = ask(port, "POST", "/recommendations", {"liked": [1, "2"], "k": 4, "exclude": [3]})
+    status, answer = request(port, "POST", "/recommendations", {"liked": [1, "2"], "k": 4, "exclude": [3]})
     want = model.recommend_from([[1, 2]], k=4, without=[3])
     assert (status, [row["item"] for row in answer["items"]]) == (200, want["item"].to_list())
-    status, answer = ask(port, "GET", "/similar?item=5&k=3")
+    status, answer = request(port, "GET", "/similar?item=5&k=3")
     assert [row["item"] for row in answer["items"]] == model.similar_items([5], k=3)["similar"].to_list()
-    assert ask(port, "GET", "/recommendations?user=x&k=31")[0] == 422
-    assert ask(port, "GET", "/recommendations?user=x")[0] == 404
-    assert ask(port, "DELETE", "/health")[0] == 405
+    assert request(port, "GET", "/recommendations?user=x&k=31")[0] == 422
+    assert request(port, "GET", "/recommendations?user=x")[0] == 404
+    assert request(port, "DELETE", "/health")[0] == 405
 
 
-def test_head_over_a_connection_that_goes_on(port: int) -> None:
+def test_head_on_a_kept_connection(port: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("HEAD", "/health")
     head = connection.getresponse()
     assert (head.status, head.read()) == (200, b"")
-    connection.request("GET", "/health")  # a body after the head would now be taken for the answer
+    connection.request("GET", "/health")  # a body sent after the HEAD would be read as this response
     answer = connection.getresponse()
     text = answer.read()
     assert (answer.status, json.loads(text)["status"]) == (200, "ok")
@@ -126,19 +126,19 @@ def test_a_body_too_large_is_refused_before_it_is_read(port: int) -> None:
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         for _ in range(MAX_BODY // 65536):
             connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
-        connection.sendall(b"1\r\n \r\n")  # one byte more than the limit, and no end
+        connection.sendall(b"1\r\n \r\n")  # one byte more than the limit, and no last chunk
         answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 413")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_in_good_order(saved: Path, number: int) -> None:
+def test_clean_shutdown(saved: Path, number: int) -> None:
     service = start(saved, "--port", 0)
     port, lines = first_lines(service)
     assert lines[0].startswith(f"serving {saved} at ")
     target = lines[1].split(f"try: curl 'http://127.0.0.1:{port}")[1].rstrip("'\n")
-    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=60)  # kept open: it must not hold the service up
+    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=60)  # stays open and must not delay the shutdown
     idle.request("GET", target)
     answer = idle.getresponse()
     assert (answer.status, len(json.loads(answer.read())["items"])) == (200, 10)
@@ -148,7 +148,7 @@ def test_it_ends_in_good_order(saved: Path, number: int) -> None:
     idle.close()
 
 
-def refused(*arguments: object) -> tuple[int, str]:
+def failed_start(*arguments: object) -> tuple[int, str]:
     service = start(*arguments)
     out, err = service.communicate(timeout=120)
     assert out == ""
@@ -157,7 +157,7 @@ def refused(*arguments: object) -> tuple[int, str]:
 
 
 def test_a_port_in_use(saved: Path, port: int) -> None:
-    code, error = refused(saved, "--port", port)
+    code, error = failed_start(saved, "--port", port)
     assert (code, error.split(";")[0]) == (1, f"error: port {port} of 127.0.0.1 is in use")
 
 
@@ -165,13 +165,13 @@ def test_a_port_in_use(saved: Path, port: int) -> None:
     ("arguments", "says"),
     [
         (("--host", "203.0.113.7", "--port", 0), "error: cannot listen on 203.0.113.7, port 0: "),
-        (("--host", "no such host"), "error: --host 'no such host' is no address of this machine"),
+        (("--host", "no such host"), "error: --host 'no such host' is not an address of this machine"),
         (("--port", 70000), "65535"),
         (("--max-k", 0), "--max-k"),
     ],
 )
 def test_bad_options(saved: Path, arguments: tuple[object, ...], says: str) -> None:
-    code, error = refused(saved, *arguments)
+    code, error = failed_start(saved, *arguments)
     assert code == 2
     assert says in error
 
@@ -185,7 +185,7 @@ def test_without_the_extra(saved: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "error: serve needs fastapi: pip install 'drm-triton[serve]'\n")
 
 
-def test_beyond_loopback_there_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_if_other_machines_can_connect(capsys: pytest.CaptureFixture[str]) -> None:
     for host, warned in (("127.0.0.1", False), ("0.0.0.0", True)):
         with socket.socket() as listener:
             listener.bind((host, 0))
@@ -193,7 +193,7 @@ def test_beyond_loopback_there_is_a_warning(capsys: pytest.CaptureFixture[str]) 
             url = f"http://{host}:{listener.getsockname()[1]}"
         out, err = capsys.readouterr()
         assert out.splitlines() == [
-            f"serving runs/songs at {url} (Ctrl-C ends it)",
+            f"serving runs/songs at {url} (Ctrl-C to stop)",
             f"try: curl '{url}/recommendations?user=a%20b%2F%C3%BC&k=10'",
         ]
         assert err.startswith("warning: listening on 0.0.0.0") if warned else err == ""

@@ -146,8 +146,8 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
         (["evaluate", "{data}"], "there is no model"),
         (["evaluate", "{run}", "--on", "train"], "--on must be valid or test"),
         (["evaluate", "{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
-        (["evaluate", "{run}", "--k", "0"], "--k takes cut-offs from 1 to 1000"),
-        (["evaluate", "{run}", "--k", "ten"], "--k takes cut-offs from 1 to 1000"),
+        (["evaluate", "{run}", "--k", "0"], "--k must be cut-offs from 1 to 1000"),
+        (["evaluate", "{run}", "--k", "ten"], "--k must be cut-offs from 1 to 1000"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -1,4 +1,4 @@
-"""Metrics: hand-worked fractions, and two independent libraries, on random rankings and on those of a real model."""
+"""Metrics equal hand-computed values, and two other libraries on random rankings and on those of a real model."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from drm_triton import DRM
 from drm_triton.data.prepare.pipeline import prepare
@@ -22,11 +23,11 @@ RELEVANT = np.array([2, 3, 5])
 CUT_OFFS = (10, 30)
 
 
-def test_hand_worked_values() -> None:
+def test_hand_computed_values() -> None:
     at4 = ranking_metrics(HITS, RELEVANT, 4)
     log2 = math.log2
     ideal = [1, 1 + 1 / log2(3), 1 + 1 / log2(3) + 1 / log2(4), 1 + 1 / log2(3) + 1 / log2(4) + 1 / log2(5)]
-    expected = {
+    expected: dict[str, list[float]] = {
         "precision": [2 / 4, 0, 3 / 4],
         "recall": [2 / 2, 0, 3 / 5],
         "ndcg": [(1 + 1 / log2(4)) / ideal[1], 0, (1 / log2(3) + 1 / log2(4) + 1 / log2(5)) / ideal[3]],
@@ -57,21 +58,21 @@ def test_metrics_stay_within_their_bounds(k: int, n_relevant: int, seed: int) ->
 
 @dataclass
 class Rankings:
-    """Lists of users, what is relevant to them, and our metrics by name and cut-off."""
+    """Ranked items and relevant items of users, and our metrics by name and cut-off."""
 
     ranked: list[list[int]]
     relevant: list[set[int]]
-    ours: dict[str, np.ndarray]
+    ours: dict[str, NDArray[np.float64]]
 
     def judged(self) -> dict[str, dict[str, int]]:
         return {f"{u}": {f"{i}": 1 for i in T} for u, T in enumerate(self.relevant)}
 
     def run(self, k: int) -> dict[str, dict[str, float]]:
-        """The lists cut off at k. Ranks as scores: trec_eval takes near-equal scores for ties and breaks them by id."""
+        """Return the top k with ranks as scores: trec_eval treats nearly equal scores as ties and breaks them by id."""
         return {f"{u}": {f"{i}": float(100 - r) for r, i in enumerate(row[:k])} for u, row in enumerate(self.ranked)}
 
-    def map_over_all_relevant(self, k: int) -> np.ndarray:
-        """Our map as both libraries divide it: by |T|, where ours is divided by min(K, |T|)."""
+    def map_over_all_relevant(self, k: int) -> NDArray[np.float64]:
+        """Return our map divided by |T|, as both libraries do; ours is divided by min(K, |T|)."""
         n_relevant = np.array([len(T) for T in self.relevant])
         return self.ours[f"map@{k}"] * np.minimum(k, n_relevant) / n_relevant
 
@@ -88,7 +89,7 @@ def random_rankings() -> Rankings:
 
 
 def real_rankings(raw: Path, out: Path) -> Rankings:
-    """What a model of MovieLens 100K (ratings of 4 and 5) recommends, and how `evaluate` measures it on test."""
+    """Return what a model of MovieLens 100K (ratings 4 and 5) recommends, and its metrics on test by `evaluate`."""
     data = prepare(find_source("ml-100k"), [raw], out)
     model = DRM(factors=16, epochs=4, eval_every=0).fit(data)
     seen = data.train.union(data.valid)
@@ -112,12 +113,12 @@ def rankings(
     return real_rankings(shared_data("ml-100k"), tmp_path_factory.mktemp("data") / "ml-100k")
 
 
-def test_the_rankings_to_agree_on_are_of_every_kind(rankings: Rankings) -> None:
+def test_the_rankings_cover_every_case(rankings: Rankings) -> None:
     n_relevant = np.array([len(T) for T in rankings.relevant])
     for k in CUT_OFFS:
         hit = rankings.ours[f"hit@{k}"]
         assert len(hit) == len(rankings.ranked) >= 300
-        assert 0.05 < hit.mean() < 0.995  # lists with a hit, and without
+        assert 0.05 < hit.mean() < 0.995  # rankings with and without a hit
         assert (n_relevant < k).any()
         assert (n_relevant > k).any()  # where the divisors of map differ
 
@@ -125,7 +126,7 @@ def test_the_rankings_to_agree_on_are_of_every_kind(rankings: Rankings) -> None:
 @pytest.mark.parametrize("k", CUT_OFFS)
 def test_agreement_with_trec_eval(rankings: Rankings, k: int) -> None:
     pytrec_eval = pytest.importorskip("pytrec_eval")
-    # recip_rank has no cut-off of its own: that of the lists serves
+    # recip_rank has no cut-off, so the rankings are cut off
     names = {"recall": "recall", "ndcg_cut": "ndcg", "P": "precision", "success": "hit"}
     measures = {*(f"{name}.{k}" for name in names), f"map_cut.{k}", "recip_rank"}
     rows = pytrec_eval.RelevanceEvaluator(rankings.judged(), measures).evaluate(rankings.run(k))
@@ -155,6 +156,6 @@ def test_agreement_with_ranx(rankings: Rankings, k: int) -> None:
     assert_same(rankings.map_over_all_relevant(k), theirs(f"map@{k}"), "map")
 
 
-def assert_same(ours: np.ndarray, theirs: list[float], name: str) -> None:
-    """Equal for each user, and so in the mean."""
+def assert_same(ours: NDArray[np.float64], theirs: list[float], name: str) -> None:
+    """Check that the values of each user are equal."""
     np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12, err_msg=name)

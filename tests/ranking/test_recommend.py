@@ -217,7 +217,7 @@ def test_histories_with_unknown_items(model: DRM, liked_items: LikedItems) -> No
     with pytest.raises(InputError, match="list of lists"):
         model.fold_in("abc")
     with pytest.raises(InputError, match="item ids come as a list, got the single value 10"):
-        model.fold_in([10, 20])
+        model.fold_in([10, 20])  # type: ignore[list-item]
 
 
 # -- similar -----------------------------------------------------------------------------------------------------------

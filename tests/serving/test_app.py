@@ -147,8 +147,8 @@ def test_a_user_without_interactions_is_unknown() -> None:
     answer = client("GET", "/recommendations", params={"user": 8})
     assert (answer.status_code, answer.json()["error"]) == (404, "not found")
     assert "user '8' has no interactions in the training data" in answer.json()["detail"]
-    answer = get(client, "/recommendations", user=8, k=1, unknown="popular")
-    assert (answer["user"], pairs(answer["items"])) == (8, [(1, None)])
+    popular = get(client, "/recommendations", user=8, k=1, unknown="popular")
+    assert (popular["user"], pairs(popular["items"])) == (8, [(1, None)])
 
 
 def test_fifty_requests_at_once(score: str) -> None:
@@ -287,7 +287,7 @@ openapi = schemathesis.openapi.from_asgi("/openapi.json", described())
 
 @openapi.parametrize()
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_responses_match_the_description(case: schemathesis.Case) -> None:
+def test_responses_match_the_description(case: schemathesis.Case[Any]) -> None:
     case.call_and_validate()
 
 
