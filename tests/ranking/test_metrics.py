@@ -74,7 +74,8 @@ class Rankings:
     def map_over_all_relevant(self, k: int) -> NDArray[np.float64]:
         """Return our map divided by |T|, as both libraries do; ours is divided by min(K, |T|)."""
         n_relevant = np.array([len(T) for T in self.relevant])
-        return self.ours[f"map@{k}"] * np.minimum(k, n_relevant) / n_relevant
+        values: NDArray[np.float64] = self.ours[f"map@{k}"] * np.minimum(k, n_relevant) / n_relevant
+        return values
 
 
 def random_rankings() -> Rankings:
