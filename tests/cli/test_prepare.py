@@ -99,7 +99,7 @@ def test_list(run: Run) -> None:
     assert len(json.loads(run("prepare", "--list", "--json")[1])["sources"]) >= 12
 
 
-def test_melon_without_data_tells_the_way(run: Run) -> None:
+def test_melon_without_data_says_how_to_get_it(run: Run) -> None:
     err = fails(run, "prepare", "melon")
     assert "arena.kakao.com" in err
     assert str(Path("data/raw/melon")) in err
@@ -148,8 +148,8 @@ BAD = {
     "null item": (b"user,item,rating\n1,2,1\n2,,1\n", [], ["row 2", "item id"]),
     "rating not a number": (b"user,item,rating\n1,2,5\n1,3,good\n", [], ["row 2", "'good'", "not a number"]),
     "rating NaN": (b"user,item,rating\n1,2,NaN\n", ["--min-rating", "1"], ["row 1", "not a number"]),
-    "rating asked but absent": (b"user,item\n1,2\n", ["--min-rating", "4"], ["needs a rating", "--rating"]),
-    "time asked but absent": (b"user,item\n1,2\n", ["--split", "time"], ["needs a timestamp", "--timestamp"]),
+    "needed rating is absent": (b"user,item\n1,2\n", ["--min-rating", "4"], ["needs a rating", "--rating"]),
+    "needed time is absent": (b"user,item\n1,2\n", ["--split", "time"], ["needs a timestamp", "--timestamp"]),
     "time unreadable": (b"user,item,date\n1,2,5\n1,3,soon\n", ["--split", "time"], ["row 2", "'soon'"]),
     "all filtered by rating": (b"user,item,rating\n1,2,1\n", ["--min-rating", "4"], ["rating >= 4", "1 interactions"]),
     "all filtered by k-core": (b"user,item\n1,2\n", ["--min-user", "5"], ["at least 5", "--min-user"]),

@@ -12,6 +12,7 @@ import scipy.sparse
 
 from drm_triton import Dataset
 from drm_triton.errors import InputError
+from tests.conftest import run_python
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_encode_names_unknown_ids(stored: Path) -> None:
         data.encode_items([f"no{k}" for k in range(7)])
 
 
-def test_save_does_not_replace_unless_told(stored: Path) -> None:
+def test_save_replaces_only_with_overwrite(stored: Path) -> None:
     other = Dataset.from_csr(([0, 1], [0]))
     with pytest.raises(InputError, match="already exists"):
         other.save(stored)
@@ -175,3 +176,12 @@ def test_meta_survives_a_second_save(stored: Path, tmp_path: Path) -> None:
     again = Dataset.load(tmp_path / "copy")
     assert again.meta == data.meta
     assert again.meta["steps"]
+
+
+def test_loading_a_data_set_does_not_import_its_preparation(stored: Path) -> None:
+    script = (
+        "import sys; from drm_triton import Dataset; from drm_triton.data import find_dataset; "
+        f"Dataset.load(find_dataset({str(stored)!r})).encode_users(['a']); "
+        "print([name for name in sys.modules if name.startswith('drm_triton.data.prepare')])"
+    )
+    assert run_python("-c", script).stdout == "[]\n"

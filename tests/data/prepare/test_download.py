@@ -31,7 +31,7 @@ class Server(ThreadingHTTPServer):
         self.limit: int | None = None
         self.ranges = True
         self.tag = '"one"'
-        self.asked: list[str | None] = []
+        self.requested: list[str | None] = []
 
     def url(self, path: str = "/file.bin") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -46,10 +46,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         start = 0
-        asked = self.headers.get("Range")
-        server.asked.append(asked)
-        if asked and server.ranges and self.headers.get("If-Range") == server.tag:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        requested = self.headers.get("Range")
+        server.requested.append(requested)
+        if requested and server.ranges and self.headers.get("If-Range") == server.tag:
+            start = int(requested.removeprefix("bytes=").removesuffix("-"))
         if start >= len(content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -92,7 +92,7 @@ def test_a_broken_download_resumes(server: Server, tmp_path: Path) -> None:
         assert not (tmp_path / "file.bin").exists()
     server.limit = None
     assert fetch(server.url(), tmp_path / "file.bin", MD5).read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=200000-"]
+    assert server.requested == [None, "bytes=100000-", "bytes=200000-"]
 
 
 @pytest.mark.parametrize("change", [{"ranges": False}, {"tag": '"two"'}])
@@ -105,13 +105,13 @@ def test_starts_again_if_it_must(server: Server, tmp_path: Path, change: dict[st
     assert fetch(server.url(), tmp_path / "file.bin", MD5).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(("arrived", "asked"), [(CONTENT, 1), (CONTENT + b"more", 2)])
-def test_all_had_arrived_but_for_its_name(server: Server, tmp_path: Path, arrived: bytes, asked: int) -> None:
+@pytest.mark.parametrize(("arrived", "requests"), [(CONTENT, 1), (CONTENT + b"more", 2)])
+def test_all_had_arrived_but_for_its_name(server: Server, tmp_path: Path, arrived: bytes, requests: int) -> None:
     (tmp_path / "file.bin.part").write_bytes(arrived)
     (tmp_path / "file.bin.part.tag").write_text(server.tag)
     assert fetch(server.url(), tmp_path / "file.bin", MD5).read_bytes() == CONTENT
     assert [f.name for f in tmp_path.iterdir()] == ["file.bin"]
-    assert len(server.asked) == asked  # what is too long is fetched anew
+    assert len(server.requested) == requests  # a file that is too long is downloaded again
 
 
 def test_all_had_arrived_but_damaged(server: Server, tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_a_source_from_download_to_data_set(server: Server, tmp_path: Path) -> N
     data = prepare(source, [path], tmp_path / "out")
     assert titles(data) == ["Heat"]
     assert data.meta["files"][0]["sha256"] == hashlib.sha256(packed.getvalue()).hexdigest()
-    asked = len(server.asked)
+    requests = len(server.requested)
     assert fetch_source(source, tmp_path / "raw") == path  # there already
-    assert len(server.asked) == asked
+    assert len(server.requested) == requests
 
 
 def test_a_source_without_address(tmp_path: Path) -> None:

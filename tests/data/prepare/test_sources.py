@@ -116,7 +116,7 @@ def test_epinion_text_and_its_filter(tmp_path: Path) -> None:
         options=BuildOptions(min_item=2),
         own_filter=False,
     )
-    assert own.n_items == 6  # counts asked for stand in place of the paper's
+    assert own.n_items == 6  # given counts replace the paper's filter
 
 
 RATINGS = [(1, 10, 5, 100), (1, 20, 3, 200), (2, 10, 4, 300), (2, 30, 4.5, 400)]
@@ -124,7 +124,7 @@ RATINGS = [(1, 10, 5, 100), (1, 20, 3, 200), (2, 10, 4, 300), (2, 30, 4.5, 400)]
 
 @pytest.fixture(params=["ml-20m", "ml-1m", "ml-100k"])
 def movielens(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    """Write one edition's folder."""
+    """Write the directory of one edition; return its name and path."""
     name = request.param
     folder = tmp_path / name
     folder.mkdir()

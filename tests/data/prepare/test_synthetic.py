@@ -31,7 +31,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 @settings(max_examples=60, deadline=None)
 @given(shapes(), st.integers(0, 2**40))
-def test_exactly_the_shape_asked_for(shape: Shape, seed: int) -> None:
+def test_the_shape_is_exact(shape: Shape, seed: int) -> None:
     users, items = generate(shape, seed)
     assert len(users) == shape.interactions
     assert len(set(zip(users.tolist(), items.tolist(), strict=True))) == shape.interactions
