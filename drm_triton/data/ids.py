@@ -1,4 +1,4 @@
-"""External ids and the codes 0..n-1 behind them."""
+"""External ids of users and items, and their codes 0..n-1."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from drm_triton.errors import InputError
 
-SHOWN = 5  # unknown ids that a message names
-COMPARED = 2000  # known ids that are compared letter by letter with an unknown one
+SHOWN = 5  # unknown ids named in a message
+COMPARED = 2000  # known ids compared with an unknown one, letter by letter
 
 
 def as_series(ids: Any, kind: str) -> pl.Series:
-    """Ids in any usual container as a series: whole numbers or text."""
+    """Return ids from a list, array or series as a series of whole numbers or text. `kind` is user or item."""
     if isinstance(ids, str | bytes | int | float) or not hasattr(ids, "__iter__"):
-        raise InputError(f"{kind} ids come as a list, got the single value {ids!r}; write [{ids!r}]")
+        raise InputError(f"{kind} ids must be a list, got the single value {ids!r}; write [{ids!r}]")
     values = ids if isinstance(ids, pl.Series) else ids.tolist() if hasattr(ids, "tolist") else list(ids)
     try:
         series = pl.Series("id", values, strict=False)
@@ -30,30 +30,36 @@ def as_series(ids: Any, kind: str) -> pl.Series:
     return series
 
 
-def lookup(asked: pl.Series, known: pl.Series) -> NDArray[np.int32]:
-    """Codes of external ids, int32 [len(asked)], with -1 for those that are not known.
+def lookup(ids: pl.Series, known: pl.Series) -> NDArray[np.int32]:
+    """Return the codes of external ids: int32 [len(ids)], -1 for unknown ids.
 
-    The text "17" finds the number 17 and the other way round: ids typed on a command line are text.
+    The text "17" finds the number 17 and the other way round, because ids on a command line are text. `IdIndex` finds
+    single ids faster.
+
+    Parameters
+    ----------
+    ids : ids to find
+    known : all ids, by code
 
     Examples
     --------
     >>> lookup(pl.Series(["30", "31"]), pl.Series([10, 20, 30]))
     array([ 2, -1], dtype=int32)
     """
-    same_kind = asked.cast(known.dtype, strict=False).alias("id")
-    if asked.dtype.is_float() and known.dtype.is_integer():  # 1.5 is not 1
-        same_kind = same_kind.set(same_kind != asked, None)
-    if known.is_sorted() and len(known):  # as `prepare` numbers them: a binary search needs no table of all ids
-        place = np.minimum(known.search_sorted(same_kind).to_numpy(), len(known) - 1)
-        found = known[place].eq_missing(same_kind).to_numpy()
+    same_type = ids.cast(known.dtype, strict=False).alias("id")
+    if ids.dtype.is_float() and known.dtype.is_integer():  # 1.5 is not 1
+        same_type = same_type.set(same_type != ids, None)
+    if known.is_sorted() and len(known):  # true for prepared data: a binary search needs no table of all ids
+        place = np.minimum(known.search_sorted(same_type).to_numpy(), len(known) - 1)
+        found = known[place].eq_missing(same_type).to_numpy()
         return np.where(found, place, -1).astype(np.int32)
     table = known.alias("id").to_frame().with_row_index("code")
-    codes = same_kind.to_frame().join(table, on="id", how="left", maintain_order="left")["code"]
+    codes = same_type.to_frame().join(table, on="id", how="left", maintain_order="left")["code"]
     return codes.cast(pl.Int32).fill_null(-1).to_numpy(writable=True)
 
 
 class IdIndex:
-    """Finds the codes of single ids by a dictionary. `lookup` is for many ids at once.
+    """Find the codes of single ids in a dictionary. `lookup` is for many ids at once.
 
     The text "17" finds the number 17 and the other way round.
 
@@ -86,16 +92,16 @@ class IdIndex:
 
 
 def encode(ids: Any, known: pl.Series, kind: str, titles: pl.Series | None = None) -> NDArray[np.int32]:
-    """Codes of external ids, int32 [len(ids)]; one that is not known is an error that names it."""
-    asked = as_series(ids, kind)
-    codes = lookup(asked, known)
+    """Return the codes of external ids: int32 [len(ids)]. Raise an error that names unknown ids."""
+    series = as_series(ids, kind)
+    codes = lookup(series, known)
     if (codes < 0).any():
-        raise unknown_ids(asked.filter(codes < 0), known, kind, titles)
+        raise unknown_ids(series.filter(codes < 0), known, kind, titles)
     return codes
 
 
 def unknown_ids(unknown: pl.Series, known: pl.Series, kind: str, titles: pl.Series | None = None) -> InputError:
-    """Make the error for ids that are not known: it names some, and what may have been meant."""
+    """Return the error for unknown ids. It names some of them, and known ids that are similar."""
     unknown = unknown.unique(maintain_order=True)
     near = nearest(str(unknown[0]), known, titles)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
@@ -107,13 +113,13 @@ def unknown_ids(unknown: pl.Series, known: pl.Series, kind: str, titles: pl.Seri
 
 
 def named(ids: pl.Series) -> str:
-    """The first few of some ids, and how many more there are."""
+    """Return the first ids for a message, and the number of the others."""
     more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
     return ", ".join(repr(value) for value in ids.head(SHOWN)) + more
 
 
 def nearest(text: str, known: pl.Series, titles: pl.Series | None = None, count: int = 3) -> list[str]:
-    """Known ids, with their titles, that resemble a text: those whose title holds it, or that are spelt almost so.
+    """Return known ids, with titles, whose id or title contains a text, or else whose id has a similar spelling.
 
     Examples
     --------
@@ -128,10 +134,10 @@ def nearest(text: str, known: pl.Series, titles: pl.Series | None = None, count:
     found: list[int] = []
     for column in (names, titles):
         if column is not None:
-            holds = column.str.to_lowercase().str.contains(text.lower(), literal=True).fill_null(False)
-            found += holds.arg_true().head(count).to_list()
+            contains = column.str.to_lowercase().str.contains(text.lower(), literal=True).fill_null(False)
+            found += contains.arg_true().head(count).to_list()
     if not found and known.dtype == pl.String:
-        # Letter by letter is slow: only ids of about this length that share the first or the last letter.
+        # Comparing letter by letter is slow, so compare only ids of similar length with the same first or last letter.
         length = names.str.len_chars().cast(pl.Int32)
         likely = ((length - len(text)).abs() <= 2) & (
             names.str.starts_with(text[0]) | names.str.ends_with(text[-1]) | (length <= 4)

@@ -113,8 +113,8 @@ def split(
     if method == "random":
         return _cut(random_keys(seed, users, items), valid, test)
     if method == "users":
-        of_user = _cut(random_keys(seed, np.arange(int(users.max(initial=-1)) + 1)), valid, test)
-        return of_user[users]
+        labels = _cut(random_keys(seed, np.arange(int(users.max(initial=-1)) + 1)), valid, test)
+        return np.take(labels, users)
     if method == "time":
         rank = np.empty(n, dtype=np.int64)
         rank[_order(time, items, users)] = np.arange(n)

@@ -104,7 +104,8 @@ def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np
         noisy = rng.random(len(users)) < NOISE
         low[noisy], high[noisy] = 0.0, mass[-1]
         at = low + rng.random(len(users)) * (high - low)
-        return np.clip(np.searchsorted(mass, at, side="right") - 1, 0, n_items - 1)
+        items: NDArray[np.int64] = np.clip(np.searchsorted(mass, at, side="right") - 1, 0, n_items - 1)
+        return items
 
     wanted = _activity(rng, shape)
     keys = _cover(rng, wanted, n_items)

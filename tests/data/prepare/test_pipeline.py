@@ -9,7 +9,7 @@ import pytest
 
 from drm_triton import Dataset, atomic
 from drm_triton.data.prepare import pipeline
-from drm_triton.data.prepare.build import BuildOptions
+from drm_triton.data.prepare.build import BuildOptions, build
 from drm_triton.data.prepare.raw import FileFormat
 from drm_triton.data.prepare.sources import find_source
 from drm_triton.data.prepare.synthetic import Shape
@@ -84,7 +84,7 @@ def test_the_output_is_checked_before_any_work(call: Callable[[Path], Dataset], 
 def test_the_output_is_checked_early_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_text("user,item\n1,2\n")
     events: list[str] = []
-    check, build = atomic.check_directory, pipeline.build
+    check = atomic.check_directory
 
     def counted_check(*arguments: object) -> Path:
         events.append("check")
