@@ -1,4 +1,4 @@
-"""`drm-triton export`: the factors for other programs."""
+"""`drm-triton export`: write factors for other programs."""
 
 import json
 import sys
@@ -14,16 +14,16 @@ Format = Literal["npz", "parquet", "faiss", "hnswlib"]
 
 def export(
     run: RunArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.", show_default=False)],
-    to: Annotated[Format, typer.Option(help="Arrays, tables, or an index to search.")] = "npz",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)],
+    to: Annotated[Format, typer.Option(help="Format: arrays, tables, or an index to search.")] = "npz",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
-    """Write user and item factors, with ids as in your data, for other programs to use.
+    """Write user and item factors, with the ids of your data, for other programs.
 
-    npz and parquet hold the factors; faiss and hnswlib an index over the items as well, by inner product or distance
-    as the score is, with its recall against exact search measured. export.json says how to query each.
+    npz and parquet contain the factors. faiss and hnswlib also contain a search index over the items, by inner product
+    or distance depending on the score. Its recall against exact search is measured. export.json says how to query it.
 
     Examples:
 
@@ -48,8 +48,8 @@ def export(
         for name, content in manifest["files"].items():
             print(f"  {name:<18}{content}")
         if recall:
-            shares = ", ".join(f"{name} {value:.4f}" for name, value in recall.items())
-            print(f"{shares} of exact search, {manifest['queries']:,} users as queries, ef {manifest['ef']}")
-        print(f"how to query it: {directory / 'export.json'}")
+            values = ", ".join(f"{name} {value:.4f}" for name, value in recall.items())
+            print(f"{values} against exact search, for {manifest['queries']:,} users with ef {manifest['ef']}")
+        print(f"to query it, see {directory / 'export.json'}")
     if any(value < GOOD_RECALL for value in recall.values()):
         print(f"warning: the index misses more than {1 - GOOD_RECALL:.0%} of the best items", file=sys.stderr)

@@ -1,11 +1,12 @@
-"""Factors for other programs, with external ids: NumPy, Parquet, or an index for fast search.
+"""Export factors and external ids for other programs: NumPy arrays, Parquet tables, or an index for fast search.
 
 npz        factors.npz with user_factors [M, d], item_factors [N, d], user_ids [M], item_ids [N]
-parquet    users.parquet and items.parquet: id, title where there is one, factors
-faiss      index.faiss, a graph (HNSW) over the item factors: by inner product for score dot, by distance for l2
-hnswlib    index.hnsw, the same for hnswlib; beside an index user_factors.npy, user_ids.npy and item_ids.npy
+parquet    users.parquet and items.parquet with columns id, title (if the data has titles) and factors
+faiss      index.faiss, an HNSW graph over the item factors, by inner product for score dot and by distance for l2,
+           with user_factors.npy, user_ids.npy and item_ids.npy
+hnswlib    index.hnsw, the same for hnswlib
 
-In each directory export.json says what is there and how to query it. Nothing needs pickle to be read.
+export.json in the directory describes the files and how to query them. No file needs pickle.
 """
 
 import errno
@@ -30,39 +31,44 @@ from drm_triton.names import Score
 from drm_triton.progress import SILENT, Reporter
 
 Format = Literal["npz", "parquet", "faiss", "hnswlib"]
+Factors = NDArray[np.float32]
+Labels = NDArray[np.int64]  # row numbers of items
+IdArray = NDArray[np.int64] | NDArray[np.str_]
 
 MARKER = "export.json"
-# The graph: links of a node, and breadth of the search that places it. With these, a model of 59K items and 64 factors
-# is built in 15 s on two cores and reaches recall .96 at a breadth of 128.
-LINKS, BUILD_BREADTH = 32, 100
-FIRST_EF, LAST_EF = 64, 4096  # breadth ef of a query: doubled until the recall is good
+# Parameters M (links of a node) and efConstruction of the HNSW graph. With these values an index of 59K items and 64
+# factors is built in 15 s on two cores and reaches recall .96 with ef = 128.
+LINKS, EF_CONSTRUCTION = 32, 100
+FIRST_EF, LAST_EF = 64, 4096  # ef of a query starts at FIRST_EF and is doubled until the recall reaches GOOD_RECALL
 GOOD_RECALL = 0.95
 CUT_OFFS = (10, 50)
-QUERIES = 1000  # users to measure the recall with
-MOST_ID_BYTES = 4 * 2**30  # of one array of text ids, which takes the longest id for each
+MAX_QUERIES = 1000  # users that measure the recall
+MAX_ID_BYTES = 4 * 2**30  # of an array of text ids; NumPy stores each with the length of the longest
 
 
 def export(
-    model: DRM, directory: str | Path, to: Format = "npz", overwrite: bool = False, report: Reporter = SILENT
+    model: DRM, directory: str | Path, to: Format = "npz", overwrite: bool = False, reporter: Reporter = SILENT
 ) -> dict[str, Any]:
     """Write a model's factors and ids to a directory, atomically.
 
     Parameters
     ----------
-    model : DRM, fitted
-    directory : place to make; an existing one is replaced only if `overwrite`, and only if it is an export or empty
-    to : npz, parquet, faiss or hnswlib; the last two need the package of that name
-    report : told of the steps
+    model : a fitted DRM
+    directory : directory to create. With `overwrite`, an existing directory is replaced if it is empty or an export.
+    to : npz, parquet, faiss or hnswlib. The last two need the package of that name.
+    overwrite : replace an existing export
+    reporter : receives the progress
 
     Returns
     -------
-    dict, the content of export.json: score, dimension, files, how to query them; for an index its recall against exact
-    search as well, with a sample of the model's users as queries
+    dict
+        The content of export.json: score, dimension, files and how to query them. For an index also its recall against
+        exact search, measured with a sample of the model's users.
 
     Raises
     ------
     InputError
-        If the package for `to` is missing, or the directory cannot be written.
+        If the package for `to` is missing or the directory cannot be written.
 
     Examples
     --------
@@ -76,9 +82,9 @@ def export(
     (['ann', 'bob'], 'dot')
     """
     check_choice("export", "to", to, Format)
-    kind = INDEXES.get(to)
-    if kind is not None:
-        _package(to)  # before anything that takes time
+    index_class = INDEXES.get(to)
+    if index_class is not None:
+        _package(to)  # fail before the slow part
     U, V = (factors.cpu().numpy() for factors in (model.user_factors, model.item_factors))
     manifest: dict[str, Any] = {
         "format": "drm-triton export",
@@ -91,8 +97,8 @@ def export(
         "items": len(V),
     }
     with atomic.directory(directory, overwrite, MARKER) as folder:
-        if kind is not None:
-            manifest |= _write_index(kind, folder, model, U, V, report)
+        if index_class is not None:
+            manifest |= _write_index(index_class, folder, model, U, V, reporter)
         elif to == "npz":
             manifest |= _write_npz(folder, model, U, V)
         else:
@@ -102,42 +108,45 @@ def export(
 
 
 SCORES = {"dot": "user_factors @ item_factors.T", "l2": "minus the squared distance of user and item factors"}
-SEEN = "Items the user already has are not left out: ask for as many more and drop them."
+SEEN = "Items that the user already has are included: search for more items and remove these."
 
 
-def _write_npz(folder: Path, model: DRM, U: NDArray, V: NDArray) -> dict[str, Any]:
+def _write_npz(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, Any]:
     user_ids, item_ids = _id_arrays(model)
     np.savez(folder / "factors.npz", user_factors=U, item_factors=V, user_ids=user_ids, item_ids=item_ids)
     return {
-        "files": {"factors.npz": "user_factors, item_factors, user_ids, item_ids; row r of factors belongs to id r"},
-        "query": f"numpy.load('factors.npz'); a larger score is better: {SCORES[model.config.score]}. {SEEN}",
+        "files": {
+            "factors.npz": "user_factors, item_factors, user_ids, item_ids; row r of the factors belongs to id r"
+        },
+        "query": f"numpy.load('factors.npz'); the score, higher is better, is {SCORES[model.config.score]}. {SEEN}",
     }
 
 
-def _write_parquet(folder: Path, model: DRM, U: NDArray, V: NDArray) -> dict[str, Any]:
+def _write_parquet(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, Any]:
     for name, table, factors in (("users", model.interactions.users, U), ("items", model.interactions.items, V)):
-        kept = table.select(pl.col("^(id|title)$"))
         column = pl.Series("factors", factors, dtype=pl.Array(pl.Float32, factors.shape[1]))
-        kept.with_columns(column).write_parquet(folder / f"{name}.parquet", compression="zstd")
+        table.select(pl.col("^(id|title)$")).with_columns(column).write_parquet(
+            folder / f"{name}.parquet", compression="zstd"
+        )
     return {
         "files": {"users.parquet": "id, factors", "items.parquet": "id, title if the data has titles, factors"},
-        "query": f"polars.read_parquet; a larger score is better: {SCORES[model.config.score]}. {SEEN}",
+        "query": f"polars.read_parquet; the score, higher is better, is {SCORES[model.config.score]}. {SEEN}",
     }
 
 
-def _id_arrays(model: DRM) -> tuple[NDArray, NDArray]:
+def _id_arrays(model: DRM) -> tuple[IdArray, IdArray]:
     return _id_array(model.interactions.user_ids, "user"), _id_array(model.interactions.item_ids, "item")
 
 
-def _id_array(ids: pl.Series, kind: str) -> NDArray:
-    """Return ids as int64 or fixed-width text, which NumPy reads without pickle."""
+def _id_array(ids: pl.Series, kind: str) -> IdArray:
+    """Return ids as int64 or fixed-width text, which NumPy can load without pickle."""
     if ids.dtype != pl.String:
         return ids.to_numpy().astype(np.int64)
     longest = int(ids.str.len_chars().max() or 0)  # type: ignore[arg-type]
-    if 4 * longest * len(ids) > MOST_ID_BYTES or ids.str.ends_with("\0").any():
+    if 4 * longest * len(ids) > MAX_ID_BYTES or ids.str.ends_with("\0").any():
         raise InputError(
-            f"export: the {kind} ids do not fit an array of text ({len(ids):,} of up to {longest:,} characters; "
-            "NumPy takes room for the longest, and drops a final NUL); export to parquet instead"
+            f"export: the {kind} ids do not fit in a NumPy array of text ({len(ids):,} ids of up to {longest:,} "
+            "characters; each takes the space of the longest, and a final NUL is lost); export to parquet instead"
         )
     return np.array(ids.to_list(), dtype=np.str_)
 
@@ -146,83 +155,85 @@ def _id_array(ids: pl.Series, kind: str) -> NDArray:
 
 
 class _Index(Protocol):
-    """A graph over item factors that finds neighbours approximately; `ef` is the breadth of a search."""
+    """An approximate nearest-neighbour index over item factors. `ef` is the number of candidates a search keeps."""
 
     file: str
-    query: str  # how to ask it from Python
+    query: str  # how to query it from Python
 
-    def __init__(self, V: NDArray, score: Score) -> None: ...
+    def __init__(self, V: Factors, score: Score) -> None: ...
 
-    def search(self, queries: NDArray, k: int, ef: int) -> NDArray:
-        """Row numbers of the k best items found, int64 [m, k]; -1 where there are fewer."""
+    def search(self, queries: Factors, k: int, ef: int) -> Labels:
+        """Return the rows of the k best items found, int64 [m, k], padded with -1."""
 
     def save(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the index to a file."""
 
     def load(self, path: Path) -> None:
-        """Take what a file holds in place of what was built."""
+        """Replace the index by the one in a file."""
 
 
 class _Faiss:
-    """HNSW by Faiss."""
+    """HNSW index of Faiss."""
 
     file = "index.faiss"
     query = (
         "index = faiss.read_index('index.faiss'); found, labels = index.search(user_factors[rows], k): "
-        "float32 rows in, the best first; item_ids[labels] are the ids, a label of -1 is none. "
+        "queries are float32 rows, results are sorted best first; item_ids[labels] are the ids, label -1 is no item. "
     )
 
-    def __init__(self, V: NDArray, score: Score) -> None:
+    def __init__(self, V: Factors, score: Score) -> None:
         faiss = _package("faiss")
         self.query += (
-            "`found` is the score. " if score == "dot" else "`found` is the squared distance: the score is -found. "
+            "`found` is the score. " if score == "dot" else "`found` is the squared distance; the score is -found. "
         )
         self._index = faiss.IndexHNSWFlat(
             V.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT if score == "dot" else faiss.METRIC_L2
         )
-        self._index.hnsw.efConstruction = BUILD_BREADTH
+        self._index.hnsw.efConstruction = EF_CONSTRUCTION
         self._index.add(V)
 
-    def search(self, queries: NDArray, k: int, ef: int) -> NDArray:
+    def search(self, queries: Factors, k: int, ef: int) -> Labels:
         self._index.hnsw.efSearch = ef
-        labels: NDArray = self._index.search(queries, k)[1]
+        labels: Labels = self._index.search(queries, k)[1]
         return labels
 
     def save(self, path: Path) -> None:
-        path.write_bytes(_package("faiss").serialize_index(self._index).data)  # holds efSearch too
+        path.write_bytes(_package("faiss").serialize_index(self._index).data)  # this stores efSearch too
 
     def load(self, path: Path) -> None:
         self._index = _package("faiss").read_index(str(path))
 
 
 class _Hnswlib:
-    """HNSW by hnswlib."""
+    """HNSW index of hnswlib."""
 
     file = "index.hnsw"
 
-    def __init__(self, V: NDArray, score: Score) -> None:
+    def __init__(self, V: Factors, score: Score) -> None:
         self._space, self._dimension = ("ip" if score == "dot" else "l2"), V.shape[1]
-        found = "1 - score" if score == "dot" else "the squared distance: the score is -found"
+        found = "1 - score" if score == "dot" else "the squared distance; the score is -found"
         self.query = (
             f"index = hnswlib.Index(space='{self._space}', dim={self._dimension}); index.load_index('index.hnsw'); "
-            "index.set_ef(the ef of this file, or k if that is more); labels, found = "
-            "index.knn_query(user_factors[rows], k): float32 rows in, the best first; item_ids[labels] are the ids. "
+            "index.set_ef(max(ef, k)) with the ef in this file; "
+            "labels, found = index.knn_query(user_factors[rows], k): queries are float32 rows, results are sorted best "
+            "first; item_ids[labels] are the ids. "
             f"`found` is {found}. "
         )
         self._index = self._empty()
-        self._index.init_index(max_elements=len(V), M=LINKS, ef_construction=BUILD_BREADTH, random_seed=0)
+        self._index.init_index(max_elements=len(V), M=LINKS, ef_construction=EF_CONSTRUCTION, random_seed=0)
         self._index.add_items(V)
 
-    def search(self, queries: NDArray, k: int, ef: int) -> NDArray:
+    def search(self, queries: Factors, k: int, ef: int) -> Labels:
         self._index.set_ef(ef)
         try:
-            return self._index.knn_query(queries, k)[0].astype(np.int64)
-        except RuntimeError:  # it found fewer than k for some query, and tells nothing of the others
+            labels: Labels = self._index.knn_query(queries, k)[0].astype(np.int64)
+            return labels
+        except RuntimeError:  # it found fewer than k items for some query, and returns no results for the others
             return np.full((len(queries), k), -1)
 
     def save(self, path: Path) -> None:
         self._index.save_index(str(path))
-        if path.stat().st_size != self._index.index_file_size():  # it does not say so itself
+        if path.stat().st_size != self._index.index_file_size():  # hnswlib does not report a full disk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def load(self, path: Path) -> None:
@@ -237,73 +248,72 @@ INDEXES: dict[str, type[_Index]] = {"faiss": _Faiss, "hnswlib": _Hnswlib}
 
 
 def _package(name: str) -> Any:
-    """The library, or an error that says how to install it."""
+    """Import a package, or raise an error that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
         raise InputError(
-            f"export to {name} needs a package that is not usable here ({error}): pip install 'drm-triton[{name}]'"
+            f"export to {name} needs a package that cannot be imported ({error}); pip install 'drm-triton[{name}]'"
         ) from error
 
 
 def _write_index(
-    kind: type[_Index], folder: Path, model: DRM, U: NDArray, V: NDArray, report: Reporter
+    index_class: type[_Index], folder: Path, model: DRM, U: Factors, V: Factors, reporter: Reporter
 ) -> dict[str, Any]:
     for name, ids in zip(("user_ids", "item_ids"), _id_arrays(model), strict=True):
         write_array(folder / f"{name}.npy", ids)
     write_array(folder / "user_factors.npy", U)
     score = model.config.score
-    with report.step("build the index"):
-        index = kind(np.ascontiguousarray(V), score)
-    with report.step("measure its recall against exact search") as step:
-        sample = np.random.default_rng(0).permutation(len(U))[:QUERIES]
-        judge = _Judge(model, np.ascontiguousarray(U[sample]), V)
+    with reporter.step("build the index"):
+        index = index_class(np.ascontiguousarray(V), score)
+    with reporter.step("measure its recall against exact search") as step:
+        sample = np.random.default_rng(0).permutation(len(U))[:MAX_QUERIES]
+        recall_at = _Recall(model, np.ascontiguousarray(U[sample]), V)
         ef = FIRST_EF
-        while min(judge.recall(index, ef).values()) < GOOD_RECALL and ef < min(len(V), LAST_EF):
+        while min(recall_at(index, ef).values()) < GOOD_RECALL and ef < min(len(V), LAST_EF):
             ef *= 2
         index.save(folder / index.file)
-        index.load(folder / index.file)  # what is measured is what a reader gets
-        recall = judge.recall(index, ef)
+        index.load(folder / index.file)  # measure what a reader of the file gets
+        recall = recall_at(index, ef)
         step.note(", ".join(f"{name} {value:.4f}" for name, value in recall.items()))
     return {
         "files": {
             index.file: f"graph over the item factors, by {'inner product' if score == 'dot' else 'squared distance'}",
-            "item_ids.npy": "id of each label",
-            "user_factors.npy": "queries",
-            "user_ids.npy": "id of each query",
+            "item_ids.npy": "item id of each label",
+            "user_factors.npy": "factors of the users, the queries",
+            "user_ids.npy": "user id of each query",
         },
         "query": index.query + SEEN,
         "links": LINKS,
-        "ef_construction": BUILD_BREADTH,
+        "ef_construction": EF_CONSTRUCTION,
         "ef": ef,
         "queries": len(sample),
         **recall,
     }
 
 
-class _Judge:
-    """Share of the exact k best items that an index finds; items that tie with the k-th count as well as it does."""
+class _Recall:
+    """Fraction of the exact top k that an index finds. Items with the score of the k-th item count as found."""
 
-    def __init__(self, model: DRM, queries: NDArray, V: NDArray) -> None:
+    def __init__(self, model: DRM, queries: Factors, V: Factors) -> None:
         self.queries, self.V, self.score = queries, V, model.config.score
-        self.most = min(max(CUT_OFFS), len(V))
-        ops, device = model.backend()
-        exact, _ = ops.top_k(
-            torch.from_numpy(queries).to(device), ops.pack_items(model.item_factors, self.score), self.most
-        )
+        self.k = min(max(CUT_OFFS), len(V))
+        backend, device = model.backend()
+        items = backend.pack_items(model.item_factors, self.score)
+        exact, _ = backend.top_k(torch.from_numpy(queries).to(device), items, self.k)
         self.exact_scores = self._scores(exact.cpu().numpy())
 
-    def recall(self, index: _Index, ef: int) -> dict[str, float]:
-        found = self._scores(index.search(self.queries, self.most, ef))
-        shares = {}
+    def __call__(self, index: _Index, ef: int) -> dict[str, float]:
+        found = self._scores(index.search(self.queries, self.k, ef))
+        recall = {}
         for cut_off in CUT_OFFS:
-            k = min(cut_off, self.most)
+            k = min(cut_off, self.k)
             worst = self.exact_scores[:, :k].min(1, keepdims=True)
-            shares[f"recall@{cut_off}"] = float((found[:, :k] >= worst).mean())
-        return shares
+            recall[f"recall@{cut_off}"] = float((found[:, :k] >= worst).mean())
+        return recall
 
-    def _scores(self, items: NDArray) -> NDArray:
-        """Scores of items [m, k], summed alike for both sides of the comparison; -inf for no item."""
+    def _scores(self, items: Labels) -> Factors:
+        """Return scores of items [m, k], -inf for no item. Both sides of the comparison sum in the same order."""
         Q, V = self.queries[:, None, :], self.V[items]
         scores = (Q * V).sum(-1) if self.score == "dot" else -((Q - V) ** 2).sum(-1)
         return np.where(items >= 0, scores, -np.inf)

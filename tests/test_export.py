@@ -1,4 +1,4 @@
-"""Exports are read back as another program would, and must give the recommendations of the model."""
+"""Exports, read as another program would read them, give the recommendations of the model."""
 
 import importlib.util
 import json
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from numpy.typing import NDArray
 
 from drm_triton import DRM, Dataset
 from drm_triton import export as module
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.export import export
+from drm_triton.export import Format, export
 
 INDEXES = [
     pytest.param(name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"{name} is not installed"))
@@ -37,12 +38,13 @@ def model(request: pytest.FixtureRequest) -> DRM:
     return fitted(request.param)
 
 
-def scores(U: np.ndarray, V: np.ndarray, score: str) -> np.ndarray:
-    return U @ V.T if score == "dot" else -((U[:, None] - V[None]) ** 2).sum(-1)
+def scores(U: NDArray[Any], V: NDArray[Any], score: str) -> NDArray[Any]:
+    table: NDArray[Any] = U @ V.T if score == "dot" else -((U[:, None] - V[None]) ** 2).sum(-1)
+    return table
 
 
 def same_recommendations(model: DRM, U: Any, V: Any, user_ids: Any, item_ids: Any) -> None:
-    """Rank by what was exported, what users have left out; the ids must be those of `recommend`."""
+    """Rank by the exported factors without seen items; the ids must be those of `recommend`."""
     table = scores(U.astype(np.float64), V.astype(np.float64), model.config.score)
     seen = model.interactions.train
     for u in range(len(U)):
@@ -51,8 +53,8 @@ def same_recommendations(model: DRM, U: Any, V: Any, user_ids: Any, item_ids: An
     expected = model.recommend(k=10)
     ours = pl.DataFrame({"user": np.repeat(user_ids, 10), "item": np.asarray(item_ids)[best].ravel()})
     assert ours["user"].to_list() == expected["user"].to_list()
-    agree = (ours["item"] == expected["item"]).mean()
-    assert agree > 0.999  # float32 sums may swap two items that all but tie
+    agree = np.mean((ours["item"] == expected["item"]).to_numpy())
+    assert agree > 0.999  # float32 sums may swap two items with nearly equal scores
     assert np.allclose(np.take_along_axis(table, best, 1).ravel(), expected["score"], atol=1e-5)
 
 
@@ -67,7 +69,7 @@ def test_npz_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> None:
     assert (manifest["score"], manifest["dimension"], manifest["users"]) == (model.config.score, 12, 150)
 
 
-def test_whole_number_ids_stay_whole_numbers(tmp_path: Path) -> None:
+def test_integer_ids_stay_integers(tmp_path: Path) -> None:
     model = fitted("dot", text=False)
     export(model, tmp_path / "x")
     with np.load(tmp_path / "x" / "factors.npz", allow_pickle=False) as file:
@@ -80,7 +82,8 @@ def test_parquet_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> N
     export(model, tmp_path / "x", to="parquet")
     users, items = (pl.read_parquet(tmp_path / "x" / f"{name}.parquet") for name in ("users", "items"))
     assert items.schema == {"id": pl.String, "factors": pl.Array(pl.Float32, 12)}
-    same_recommendations(model, *(t["factors"].to_numpy() for t in (users, items)), users["id"], items["id"])
+    U, V = (table["factors"].to_numpy() for table in (users, items))
+    same_recommendations(model, U, V, users["id"], items["id"])
 
 
 def test_parquet_has_the_titles(tmp_path: Path) -> None:
@@ -92,17 +95,17 @@ def test_parquet_has_the_titles(tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "x" / "users.parquet").columns == ["id", "factors"]
 
 
-def search(folder: Path, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and model scores, asked of the index as export.json says."""
+def search(folder: Path, queries: NDArray[Any], k: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Query the index as export.json says; return labels and scores of the model."""
     about = json.loads((folder / "export.json").read_text("utf-8"))
     if about["to"] == "faiss":
-        import faiss
+        faiss = pytest.importorskip("faiss")
 
         index = faiss.read_index(str(folder / "index.faiss"))
         assert index.hnsw.efSearch == about["ef"]
         found, labels = index.search(queries, k)
         return labels, found if about["score"] == "dot" else -found
-    import hnswlib
+    hnswlib = pytest.importorskip("hnswlib")
 
     index = hnswlib.Index(space="ip" if about["score"] == "dot" else "l2", dim=about["dimension"])
     index.load_index(str(folder / "index.hnsw"))
@@ -112,7 +115,7 @@ def search(folder: Path, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_an_index_finds_the_recommendations(model: DRM, to: str, tmp_path: Path) -> None:
+def test_an_index_finds_the_recommendations(model: DRM, to: Format, tmp_path: Path) -> None:
     manifest = export(model, tmp_path / "x", to=to)
     queries = np.load(tmp_path / "x" / "user_factors.npy", allow_pickle=False)
     labels, found = search(tmp_path / "x", queries, 10)
@@ -127,9 +130,9 @@ def test_an_index_finds_the_recommendations(model: DRM, to: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_the_recall_told_is_the_recall_there_is(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # a graph so poor that it misses much, and a search that may not look further
-    for name, value in (("LINKS", 4), ("BUILD_BREADTH", 4), ("FIRST_EF", 50), ("LAST_EF", 50)):
+def test_the_manifest_has_the_real_recall(to: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a poor graph and a narrow search, so that the index misses many items
+    for name, value in (("LINKS", 4), ("EF_CONSTRUCTION", 4), ("FIRST_EF", 50), ("LAST_EF", 50)):
         monkeypatch.setattr(module, name, value)
     model = fitted("l2", items=2000)
     manifest = export(model, tmp_path / "x", to=to)
@@ -143,9 +146,7 @@ def test_the_recall_told_is_the_recall_there_is(to: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_the_search_is_widened_until_the_recall_is_good(
-    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ef_grows_until_the_recall_is_good(to: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINKS", 4)
     monkeypatch.setattr(module, "FIRST_EF", 1)
     manifest = export(fitted("dot", items=2000), tmp_path / "x", to=to)
@@ -154,16 +155,16 @@ def test_the_search_is_widened_until_the_recall_is_good(
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_fewer_items_than_asked_for_and_items_that_tie(to: str, tmp_path: Path) -> None:
+def test_fewer_items_than_k_and_items_with_equal_scores(to: Format, tmp_path: Path) -> None:
     data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=7)
     model = DRM(factors=4, epochs=1).fit(data)
-    model.item_factors[2:] = model.item_factors[2]  # which of these an index returns is no fault of it
+    model.item_factors[2:] = model.item_factors[2]  # an index may return any of these
     manifest = export(model, tmp_path / "x", to=to)
     assert (manifest["recall@10"], manifest["recall@50"]) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("to", ["faiss", "hnswlib"])
-def test_a_missing_package_is_named(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(to: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, to, None)
     with pytest.raises(InputError, match=re.escape(f"pip install 'drm-triton[{to}]'")):
         export(fitted("dot"), tmp_path / "x", to=to)
@@ -187,13 +188,13 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file size limits")
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_full_disk_leaves_nothing(to: str, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(to: Format, tmp_path: Path) -> None:
     import resource
 
     model = fitted("dot")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        # users fit, items do not; Python ignores the signal, so a write over the limit fails as on a full disk
+        # Users fit, items do not. Python ignores the signal, so a write over the limit fails as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
         with pytest.raises(InputError, match="free some space"):
             export(model, tmp_path / "x", to=to)
@@ -202,22 +203,22 @@ def test_a_full_disk_leaves_nothing(to: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ids_that_an_array_would_change_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_that_an_array_would_change_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Dataset.from_csr(([0, 1, 2], [0, 1]), user_ids=["ann", "bob\0"])
     model = DRM(factors=4, epochs=1).fit(data)
-    with pytest.raises(InputError, match=r"the user ids do not fit an array of text .* export to parquet"):
+    with pytest.raises(InputError, match=r"the user ids do not fit in a NumPy array of text .* export to parquet"):
         export(model, tmp_path / "x")
     export(model, tmp_path / "x", to="parquet")
     assert pl.read_parquet(tmp_path / "x" / "users.parquet")["id"].to_list() == ["ann", "bob\0"]
-    monkeypatch.setattr(module, "MOST_ID_BYTES", 1000)
-    with pytest.raises(InputError, match="150 of up to 4 characters"):
+    monkeypatch.setattr(module, "MAX_ID_BYTES", 1000)
+    with pytest.raises(InputError, match="150 ids of up to 4 characters"):
         export(fitted("dot"), tmp_path / "y")
 
 
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("faiss", "hnswlib"))), reason="needs the packages of all examples"
 )
-def test_the_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from drm_triton.cli import main
 
     monkeypatch.chdir(tmp_path)
