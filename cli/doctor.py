@@ -1,4 +1,4 @@
-"""`drm-triton doctor`: what is installed, and whether it works."""
+"""`drm-triton doctor`: check the installation."""
 
 import json
 from typing import Annotated, Any
@@ -7,30 +7,30 @@ import typer
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Show versions, processor, GPU and memory, which backend will run, and test each one in seconds.
+    """Check the installation: print versions, processor, GPU and memory, and test each backend in seconds.
 
-    The exit code is 1 if the backend that will run fails its test.
+    The exit code is 1 if the default backend fails its test.
 
     Examples:
 
       drm-triton doctor
 
-      TRITON_INTERPRET=1 drm-triton doctor    # without a GPU: the Triton kernels in Triton's interpreter
+      TRITON_INTERPRET=1 drm-triton doctor    # test the Triton kernels without a GPU
 
       drm-triton doctor --json > doctor.json
     """
     from drm_triton.doctor import examine
     from drm_triton.progress import Reporter
 
-    with Reporter(quiet=as_json).step("examine (kernels compile at first use)"):
+    with Reporter(quiet=as_json).step("check the installation (the first time compiles kernels)"):
         report = examine()
-    print(json.dumps(report, ensure_ascii=False) if as_json else _text(report))
+    print(json.dumps(report, ensure_ascii=False) if as_json else format_report(report))
     if not report["ok"]:
         raise typer.Exit(1)
 
 
-def _text(report: dict[str, Any]) -> str:
-    """The report in sections of aligned lines."""
+def format_report(report: dict[str, Any]) -> str:
+    """Format the report as sections of aligned lines."""
     sections = {
         "Versions": _versions(report),
         "Machine": _machine(report),
@@ -60,7 +60,7 @@ def _versions(report: dict[str, Any]) -> Rows:
 
 def _machine(report: dict[str, Any]) -> Rows:
     machine, data = report["machine"], report["data"]
-    limit = "" if machine["cpu_limit"] is None else f", of which {machine['cpu_limit']:g} may be used"
+    limit = "" if machine["cpu_limit"] is None else f", of which {machine['cpu_limit']:g} can be used"
     rows = [
         ("system", machine["system"]),
         ("processor", f"{machine['processor'] or 'unknown'}; {machine['cores']} cores{limit}"),
@@ -74,8 +74,8 @@ def _machine(report: dict[str, Any]) -> Rows:
     else:
         rows.append(("memory", "unknown"))
     if data:
-        absent = "" if data["exists"] else ", not made yet"
-        rows.append(("data", f"{data['directory']} (by {data['by']}{absent}), {_gib(data['free'])} free"))
+        absent = "" if data["exists"] else ", not created yet"
+        rows.append(("data", f"{data['directory']} (from {data['by']}{absent}), {_gib(data['free'])} free"))
     return rows
 
 
@@ -85,8 +85,8 @@ def _gpu(gpu: dict[str, Any]) -> Rows:
         for number, device in enumerate(gpu["devices"])
     ]
     if gpu["reason"] or not rows:
-        rows.append(("none usable" if rows else "none", gpu["reason"] or "torch could not be asked"))
-    return [*rows, ("driver", gpu["driver"] or "neither nvidia-smi nor rocm-smi is here")]
+        rows.append(("none usable" if rows else "none", gpu["reason"] or "torch cannot be imported"))
+    return [*rows, ("driver", gpu["driver"] or "neither nvidia-smi nor rocm-smi is installed")]
 
 
 def _backends(report: dict[str, Any]) -> Rows:
@@ -106,16 +106,19 @@ def _backends(report: dict[str, Any]) -> Rows:
 
 
 def _extras(extras: dict[str, bool]) -> Rows:
-    return [(name, "installed" if there else f"no: pip install 'drm-triton[{name}]'") for name, there in extras.items()]
+    return [
+        (name, "installed" if installed else f"not installed: pip install 'drm-triton[{name}]'")
+        for name, installed in extras.items()
+    ]
 
 
 def _verdict(report: dict[str, Any]) -> str:
     chosen, by = report["backend"]["chosen"], report["backend"]["by"]
     if not chosen:
-        return "No backend can run here; the lines above say why."
+        return "No backend can run on this machine. The lines above say why."
     if not report["ok"]:
-        return f"Backend {chosen} (by {by}) will run, and FAILS its self-test."
-    return f"Backend {chosen} (by {by}) will run, and computes what it should."
+        return f"Backend {chosen} (chosen by {by}) FAILS its self-test."
+    return f"Backend {chosen} (chosen by {by}) works."
 
 
 def _gib(size: int) -> str:

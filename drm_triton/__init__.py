@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from drm_triton.functional import DRMLoss, drm_loss, relaxed_metric, soft_topk
     from drm_triton.model import DRM
 
-# Public name -> module that defines it. Loaded on first use, so that `import drm_triton` is quick:
-# torch alone takes a second or two, and a data-preparation script never needs it.
+# Public name -> module that defines it. Modules are imported on first use, so `import drm_triton` is fast:
+# torch alone takes a second or two, and preparing data does not need it.
 _PUBLIC = {
     "DRM": "drm_triton.model",
     "DRMLoss": "drm_triton.functional",

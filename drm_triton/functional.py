@@ -1,15 +1,16 @@
-"""The DRM objective for your own torch model: differentiable functions of [B, n] scores.
+"""The DRM objective for any torch model: differentiable functions of scores [B, n].
 
 For one list of n scores s, with c_k = n + 1 - 2k and b_j = sum_l |s_j - s_l|:
 
     P_k = softmax((c_k s - b) / tau),   Q = sum_{k<=K} w_k P_k
 
-P_k is a relaxed indicator of the item at rank k, Q of the top K. `soft_topk` returns Q, `drm_loss` the squared
-distance ||y - Q||^2 from the relevance y, `relaxed_metric` the inner product <Q, y>. See docs/objective.md.
+P_k is the relaxed indicator of the item at rank k, and Q that of the top K. `soft_topk` returns Q, `drm_loss` the
+squared distance ||y - Q||^2 to the relevance y, and `relaxed_metric` the inner product <Q, y>. See docs/objective.md.
 
-Scores are float32 or float64; float16 and bfloat16 are computed in float32 and cast back. A mask marks the entries
-that exist (True); the others may hold anything, NaN included, count for nothing and get gradient zero.
-The functions work under torch.compile. First derivatives in reverse mode only: a second one, or forward mode, raises.
+Scores are float32 or float64. float16 and bfloat16 are computed in float32 and the result is cast back. A mask marks
+the entries that exist (True). Padding can contain any value, even NaN. It does not change the result and gets gradient
+zero. The functions work under torch.compile. They have first derivatives in reverse mode only. Second derivatives and
+forward mode raise NotImplementedError.
 """
 
 import functools
@@ -43,31 +44,33 @@ def drm_loss(
     *,
     validate: bool = True,
 ) -> Tensor:
-    """Squared distance ||y - Q||^2 between relevance y and the relaxed top K of the scores, per list.
+    """Compute the squared distance ||y - Q||^2 between relevance y and the relaxed top K of the scores of each list.
 
     Parameters
     ----------
-    scores : [B, n] float, higher is better.
-    relevance : [B, n] bool, integer or float, at least 0; entries above 0 are the positives.
-    k : cut-off K in 1 .. n. None gives each list its own K, the number of its positives, with which Q can reach a
-        binary y exactly; a list without positives then has loss 0. None costs one wait for the GPU, to learn the
-        largest K.
-    tau : temperature above 0. Small: close to the hard metric, gradients sparse and steep. Large: smooth.
-    weight : rank weights w_k: uniform 1; precision 1/K; recall 1/#positives; ndcg 1/(log2(k + 1) IDCG@K);
-        ap P@k/min(K, #positives), P@k taken from the hard ranking and constant for the gradient.
-    mask : [B, n] bool, False for padding; None means that every entry exists.
-    reduction : mean or sum over the lists, or none for a loss per list.
-    validate : check the values, which waits for the GPU once; shapes, types, k and tau are checked in any case. Under
-        torch.compile values are not checked. A list with a score that is not finite then has loss NaN.
+    scores : [B, n] float. Higher is better.
+    relevance : [B, n] bool, integer or float, at least 0. Entries above 0 are the positives.
+    k : cut-off K from 1 to n. With None each list has its own K, the number of its positives. Q can then equal a binary
+        y, and a list without positives has loss 0. None synchronises with the GPU once, to find the largest K.
+    tau : temperature above 0. With a small tau the loss is close to the hard metric, with sparse and steep gradients.
+        With a large tau it is smooth.
+    weight : rank weights w_k. uniform: 1. precision: 1/K. recall: 1/#positives. ndcg: 1/(log2(k + 1) IDCG@K).
+        ap: P@k/min(K, #positives), where P@k is that of the hard ranking and has no gradient.
+    mask : [B, n] bool, False for padding. None means no padding.
+    reduction : mean or sum over the lists, or none for one loss per list.
+    validate : check the values of the tensors, which synchronises with the GPU once. Shapes, types, k and tau are
+        always checked. Under torch.compile values are not checked. Without the check, a list with a score that is not
+        finite has loss NaN.
 
     Returns
     -------
-    Scalar, or [B] with reduction "none".
+    Tensor
+        Scalar, or [B] with reduction "none".
 
     Raises
     ------
     InputError
-        A ValueError naming the rule that is broken and the value seen.
+        A ValueError. The message contains the violated rule and the offending value.
 
     Examples
     --------
@@ -77,7 +80,7 @@ def drm_loss(
     >>> round(loss.item(), 3)
     1.973
     >>> loss.backward()
-    >>> scores.grad.argmin().item()  # descent raises the positive that is ranked too low
+    >>> scores.grad.argmin().item()  # gradient descent raises the positive that is ranked too low
     1
     >>> round(drm_loss(torch.tensor([[2.0, 1.0, 0.5, -1.0]]), relevance, tau=0.1).item(), 3)
     0.0
@@ -92,15 +95,17 @@ def drm_loss(
 
 
 def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = None, *, validate: bool = True) -> Tensor:
-    """Relaxed indicator of the top k of each list: Q = sum_{j<=k} P_j, which sums to k.
+    """Compute the relaxed indicator of the top k of each list, Q = sum_{j<=k} P_j.
 
     Parameters
     ----------
-    scores, k, tau, mask, validate : as in `drm_loss`; a list with fewer than k entries sums to their number.
+    scores, k, tau, mask, validate : as in `drm_loss`
 
     Returns
     -------
-    [B, n], not negative; masked entries are 0. It nears the hard 0/1 indicator as tau goes to 0.
+    Tensor
+        [B, n], at least 0, and 0 for padding. Each row sums to k, or to the number of its entries if that is smaller.
+        It converges to the hard 0/1 indicator as tau goes to 0.
 
     Examples
     --------
@@ -109,7 +114,8 @@ def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = No
     """
     _check_lists("soft_topk", scores, None, k, tau, mask, validate)
     s, _, w, mask = _prepare(scores, torch.zeros_like(scores), k, "uniform", mask)
-    return _call(_soft_topk, _SoftTopK, s, w, float(tau), mask).to(scores.dtype)
+    Q: Tensor = _call(_soft_topk, _SoftTopK, s, w, float(tau), mask)
+    return Q.to(scores.dtype)
 
 
 def relaxed_metric(
@@ -123,18 +129,21 @@ def relaxed_metric(
     *,
     validate: bool = True,
 ) -> Tensor:
-    """Differentiable metric at k, <Q, y> with the metric's rank weights; it nears the metric as tau goes to 0.
+    """Compute a differentiable metric at k, <Q, y> with the rank weights of the metric.
+
+    It converges to the metric as tau goes to 0.
 
     Parameters
     ----------
-    metric : precision, recall, ndcg or ap. NDCG takes graded relevance as its gains; the others ask only whether it
-        is above 0.
-    scores, relevance, k, tau, mask, reduction, validate : as in `drm_loss`. A list without positives has metric 0,
-        and counts in the mean.
+    scores, relevance, k, tau, mask, reduction, validate : as in `drm_loss`. A list without positives has metric 0 and
+        counts in the mean.
+    metric : precision, recall, ndcg or ap. ndcg uses graded relevance as gains. The others use only whether it is
+        above 0.
 
     Returns
     -------
-    Scalar, or [B] with reduction "none". To maximise, so its negative is a loss.
+    Tensor
+        Scalar, or [B] with reduction "none". Higher is better, so the negative is a loss.
 
     Examples
     --------
@@ -180,12 +189,12 @@ class DRMLoss(torch.nn.Module):
         return drm_loss(scores, relevance, self.k, self.tau, self.weight, mask, self.reduction)
 
     def extra_repr(self) -> str:
-        """Settings, for print()."""
+        """Return the settings that print() shows."""
         return f"k={self.k}, tau={self.tau}, weight={self.weight!r}, reduction={self.reduction!r}"
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# The operations as torch sees them. The weights w are constants: no gradient flows to them.
+# Custom torch operations. The weights w are constants and get no gradient.
 
 
 @torch.library.custom_op("drm_triton::soft_topk", mutates_args=())
@@ -218,8 +227,11 @@ def _(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor
     return s.new_empty(s.shape[0]), s.new_empty(s.shape)
 
 
-class _Once(torch.autograd.Function):
-    """The gradient as it is; differentiated again it raises, where autograd would take it for a constant."""
+class _FirstDerivative(torch.autograd.Function):
+    """Return the gradient unchanged, and raise when it is differentiated again.
+
+    Without this, autograd would treat the gradient as a constant and return a wrong second derivative.
+    """
 
     @staticmethod
     def forward(gradient: Tensor, *inputs: Tensor) -> Tensor:
@@ -234,6 +246,11 @@ class _Once(torch.autograd.Function):
         raise NotImplementedError("drm_loss, soft_topk and relaxed_metric have first derivatives only")
 
 
+def _first_derivative(gradient: Tensor, *inputs: Tensor) -> Tensor:
+    result: Tensor = _FirstDerivative.apply(gradient, *inputs)  # type: ignore[no-untyped-call]
+    return result
+
+
 def _save_soft_topk(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     s, w, ctx.tau, mask = inputs
     ctx.save_for_backward(s, w, mask)
@@ -242,7 +259,7 @@ def _save_soft_topk(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_soft_topk(ctx: Any, q: Tensor) -> tuple[Tensor, None, None, None]:
     s, w, mask = ctx.saved_tensors
     ds = _soft_topk_backward(s.detach(), w, ctx.tau, mask, q.detach())
-    return _Once.apply(ds, s, q), None, None, None
+    return _first_derivative(ds, s, q), None, None, None
 
 
 def _save_drm_lists(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -251,15 +268,15 @@ def _save_drm_lists(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 
 def _backward_drm_lists(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
-    s, gradient = ctx.saved_tensors  # the loss came with its gradient, which is left to scale
-    return _Once.apply(d_loss.detach()[:, None] * gradient, s, d_loss), None, None, None, None
+    s, gradient = ctx.saved_tensors  # the forward pass has computed the gradient already
+    return _first_derivative(d_loss.detach()[:, None] * gradient, s, d_loss), None, None, None, None
 
 
 _soft_topk.register_autograd(_backward_soft_topk, setup_context=_save_soft_topk)
 _drm_lists.register_autograd(_backward_drm_lists, setup_context=_save_drm_lists)
 
 
-# Torch's custom operations know nothing of torch.func; an autograd.Function with the same two halves does.
+# Custom operations do not support torch.func. An autograd.Function with the same forward and backward does.
 
 
 class _SoftTopK(torch.autograd.Function):
@@ -276,7 +293,7 @@ class _DrmLists(torch.autograd.Function):
 
 def _call(operation: Any, function: type[torch.autograd.Function], *inputs: Any) -> Any:
     transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    return function.apply(*inputs) if transformed else operation(*inputs)
+    return function.apply(*inputs) if transformed else operation(*inputs)  # type: ignore[no-untyped-call]
 
 
 def _backend(s: Tensor) -> Backend:
@@ -289,7 +306,7 @@ def _cached_backend(device: str, environment: str | None) -> Backend:
 
 
 def _trim(w: Tensor, s: Tensor) -> Tensor:
-    """Leave out the ranks that no list uses: with k = None w comes n wide, as shapes cannot depend on values."""
+    """Remove the ranks that no list uses. With k = None w has n columns, because shapes cannot depend on values."""
     if w.shape[1] == s.shape[1]:
         used = (w != 0).any(0) * torch.arange(1, w.shape[1] + 1, device=w.device)
         w = w[:, : max(1, int(used.max()))]
@@ -297,21 +314,21 @@ def _trim(w: Tensor, s: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Before and after
+# Arguments and results
 
 
 def _prepare(
     scores: Tensor, relevance: Tensor, k: int | None, weight: Weight, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores [B, n] and relevance [B, n] in the type to compute in, padding zeroed; weights [B, K]; mask [B, n]."""
+    """Return scores and relevance [B, n] in the type to compute in, padding zeroed; weights [B, K]; mask [B, n]."""
     dtype = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     s, y = scores.to(dtype), relevance.detach().to(dtype)
     if mask is None:
         mask = torch.ones_like(s, dtype=torch.bool)
         return s, y, rank_weights(s.detach(), y, k, weight, mask), mask
-    s, y = torch.where(mask, s, 0), torch.where(mask, y, 0)  # whatever the padding holds, it ends here
+    s, y = torch.where(mask, s, 0), torch.where(mask, y, 0)  # padding can contain any value
     w = rank_weights(s.detach(), y, k, weight, mask)
-    # A list that is all padding has weights 0; unmasked, it has a softmax to take, and so loss and gradient 0, not NaN.
+    # A list of padding alone has weights 0. Without its mask the softmax is defined: loss and gradient are 0, not NaN.
     return s, y, w, mask | ~mask.any(-1, keepdim=True)
 
 
@@ -330,7 +347,7 @@ def _check_lists(
     mask: Tensor | None,
     validate: bool,
 ) -> None:
-    """Raise InputError unless the arguments make sense; values of tensors are looked at only if `validate`."""
+    """Raise InputError if the arguments are invalid. Values of tensors are checked only if `validate`."""
     check_dense(function, "scores", scores)
     if mask is not None:
         check_dense(function, "mask", mask)
@@ -351,34 +368,40 @@ def _check_lists(
     if mask is not None and mask.dtype != torch.bool:
         raise InputError(f"{function}: mask must be bool, True where an entry exists, got {mask.dtype}")
     n = scores.shape[1]
-    own_k = k is None and relevance is not None
-    if not own_k and not (isinstance(k, Integral) and 1 <= k <= n):
+    k_per_list = k is None and relevance is not None
+    if not k_per_list and not (isinstance(k, Integral) and 1 <= k <= n):
         raise InputError(f"{function}: k must be an integer from 1 to the list length {n}, got {k!r}")
     check_tau(function, tau)
     if torch.compiler.is_compiling():
-        return  # while tracing there are no values
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(scores).tangent is not None:
+        return  # tensors have no values while tracing
+    if forward_ad._current_level >= 0 and _tangent(scores) is not None:
         raise NotImplementedError(f"{function} has no forward-mode derivative; use backward or torch.func.grad")
     if validate:
         _check_values(function, scores, relevance, tau, mask)
 
 
+def _tangent(scores: Tensor) -> Tensor | None:
+    tangent: Tensor | None = forward_ad.unpack_dual(scores).tangent  # type: ignore[no-untyped-call]
+    return tangent
+
+
 def _check_values(function: str, scores: Tensor, relevance: Tensor | None, tau: float, mask: Tensor | None) -> None:
     exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-    # No sum over a list comes to more than 8 n max|s|, before or after the division by tau.
+    # No sum over a list exceeds 8 n max|s|, before or after the division by tau.
     dtype = scores.dtype if scores.dtype == torch.float64 else torch.float32
     largest = torch.finfo(dtype).max * min(1.0, float(tau)) / (8 * scores.shape[1])
-    rule = f"scores must be finite and at most {largest:.1g} in size, or sums over a list overflow"
-    broken = {rule: (scores, exists & ~(scores.to(dtype).abs() <= largest))}  # half types cannot hold the bound
+    rule = f"scores must be finite and at most {largest:.1g} in magnitude, or sums over a list overflow"
+    too_large = exists & ~(scores.to(dtype).abs() <= largest)  # half types cannot represent the bound
+    violations = {rule: (scores, too_large)}
     if relevance is not None:
-        broken["relevance must be finite and at least 0"] = (
+        violations["relevance must be finite and at least 0"] = (
             relevance,
             exists & ~((relevance >= 0) & relevance.isfinite()),
         )
     if mask is not None:
-        broken["mask must leave at least one entry in each list"] = (mask, ~mask.any(-1, keepdim=True))
-    found = torch.stack([where.any() for _, where in broken.values()]).tolist()  # the one wait for the device
-    for (rule, (tensor, where)), is_broken in zip(broken.items(), found, strict=True):
-        if is_broken:
+        violations["mask must leave at least one entry in each list"] = (mask, ~mask.any(-1, keepdim=True))
+    found = torch.stack([where.any() for _, where in violations.values()]).tolist()  # the only synchronisation
+    for (rule, (tensor, where)), is_violated in zip(violations.items(), found, strict=True):
+        if is_violated:
             row, column = where.nonzero()[0].tolist()
             raise InputError(f"{function}: {rule}, got {tensor[row, column].item()} at row {row}, column {column}")

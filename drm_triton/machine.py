@@ -1,4 +1,4 @@
-"""What is installed here, what the system tells of itself, and its threads, by the standard library alone."""
+"""Versions of packages, facts about the machine, and thread counts. It imports only the standard library."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ PACKAGES = ("torch", "triton", "numba", "numpy", "scipy", "polars", "safetensors
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the packages that results depend on; None for one that is not installed."""
+    """Return the versions of the packages that results depend on, None for a package that is not installed."""
     found: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         try:
@@ -21,7 +21,7 @@ def versions() -> dict[str, str | None]:
 
 
 def processor() -> str:
-    """Name of the processor, as far as the system tells."""
+    """Return the name of the processor, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -30,10 +30,10 @@ def processor() -> str:
 
 
 def cpu_limit() -> float | None:
-    """Cores that a container may use; None without a limit."""
+    """Return the number of cores that this process may use, None without a limit."""
     limits = []
     for folder in _cgroups():
-        quota, period = (_text(folder / "cpu.max") or "max 1").split()  # version 2
+        quota, period = (_text(folder / "cpu.max") or "max 1").split()  # control groups version 2
         if quota != "max":
             limits.append(int(quota) / int(period))
     old = Path("/sys/fs/cgroup/cpu")
@@ -45,7 +45,7 @@ def cpu_limit() -> float | None:
 
 
 def memory() -> dict[str, int | None]:
-    """Bytes: in all, free for use, and the limit of a container if there is one."""
+    """Return the bytes of memory: total, free, and the limit of a container if there is one."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     limit = None
@@ -59,11 +59,11 @@ def memory() -> dict[str, int | None]:
 
 
 def _cgroups() -> list[Path]:
-    """Folders of this process's control group (version 2) and those above it."""
+    """Return the folders of the control group (version 2) of this process and of its parents."""
     root = Path("/sys/fs/cgroup")
-    own = next((line[3:] for line in (_text(Path("/proc/self/cgroup")) or "").splitlines() if line[:3] == "0::"), "/")
-    place = root / own.strip("/")
-    return [folder for folder in (place, *place.parents) if folder.is_relative_to(root)]
+    group = next((line[3:] for line in (_text(Path("/proc/self/cgroup")) or "").splitlines() if line[:3] == "0::"), "/")
+    folder_of_process = root / group.strip("/")
+    return [folder for folder in (folder_of_process, *folder_of_process.parents) if folder.is_relative_to(root)]
 
 
 def _text(file: Path) -> str | None:
@@ -73,13 +73,13 @@ def _text(file: Path) -> str | None:
         return None
 
 
-_changed_threads: dict[str, tuple[int, int]] = {}  # of a library: before a configuration changed them, and since
+_changed_threads: dict[str, tuple[int, int]] = {}  # library -> threads before and after `use_threads` set them
 
 
 def use_threads(
     library: str, threads: int | None, get_threads: Callable[[], int], set_threads: Callable[[int], None]
 ) -> None:
-    """Set a library's number of threads; None undoes what another configuration set, and else leaves it alone."""
+    """Set the number of threads of a library. None restores the number from before an earlier call, if any."""
     if threads == get_threads():
         return
     if library in _changed_threads and get_threads() == _changed_threads[library][1]:

@@ -1,18 +1,18 @@
-"""Pictures: learning curves of a run, and quality by user activity."""
+"""Plots: learning curves of a run, and ranking quality by user activity."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from matplotlib.figure import Figure  # without pyplot: no window system, no global state
+from matplotlib.figure import Figure  # not pyplot, which needs a display and has global state
 
 LOSSES = ("loss", "hinge", "drm", "mse")
 CURVES = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 
 
 def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
-    """Loss and validation metrics over epochs and over seconds, as PNG."""
+    """Plot loss and validation metrics over epochs and over seconds to a PNG file."""
     epochs = [record["epoch"] for record in records]
     seconds, total = [], 0.0
     for record in records:
@@ -26,11 +26,11 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
             if any(values):
                 axes[0, column].plot(x, values, label=name, marker="." if len(x) < 40 else None)
         for name in CURVES:
-            points = [(at, record[name]) for at, record in zip(x, records, strict=True) if name in record]
+            points = [(position, record[name]) for position, record in zip(x, records, strict=True) if name in record]
             if points:
                 axes[1, column].plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)
         axes[1, column].set_xlabel(label)
-    axes[0, 0].set_ylabel("mean over lists")
+    axes[0, 0].set_ylabel("mean over training lists")
     axes[1, 0].set_ylabel("mean over users")
     for ax in axes[:, 0]:
         if ax.get_legend_handles_labels()[0]:
@@ -41,7 +41,7 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def activity_bars(groups: pl.DataFrame, metric: str, path: Path) -> None:
-    """Mean of a metric for groups of users by activity (`evaluate.by_activity`), as PNG."""
+    """Plot the mean of a metric for the groups of users of `evaluate.by_activity` to a PNG file."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     ax = figure.subplots()
     labels = [f"{low}–{high}" for low, high in groups.select("min_train", "max_train").iter_rows()]

@@ -1,6 +1,6 @@
-"""Progress on stderr: a bar or spinner on a terminal once a step has lasted a second, plain lines elsewhere.
+"""Print progress to stderr: a bar or spinner on a terminal for steps longer than a second, plain lines elsewhere.
 
-Standard output is left to results, so that `--json` prints one object and nothing else.
+stdout contains only results, so `--json` prints one object and nothing else.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import time
 from types import TracebackType
 from typing import Any
 
-PATIENCE = 1.0  # seconds before a bar appears: quick work should leave the screen alone
-LINE_EVERY = 10.0  # seconds between the lines of one long step when there is no terminal
+BAR_AFTER = 1.0  # seconds before a bar appears; short steps show none
+LINE_EVERY = 10.0  # seconds between the lines of one long step without a terminal
 
 
 class Reporter:
-    """Announces the steps of a long piece of work.
+    """Prints the steps of a long operation.
 
     Parameters
     ----------
     quiet : bool
-        Say nothing at all.
+        Print nothing.
 
     Examples
     --------
@@ -37,17 +37,17 @@ class Reporter:
         self.terminal = not quiet and sys.stderr.isatty()
 
     def line(self, text: str) -> None:
-        """Print one line of plain information."""
+        """Print one line."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def step(self, name: str, total: int | None = None, unit: str = "") -> Step:
-        """Open a step, to be used as a context manager; `total` is in `unit`s ("bytes" are shown as such)."""
+        """Return a step, a context manager. `total` is its size in `unit`s; the unit "bytes" shows the speed too."""
         return Step(self, name, total, unit)
 
 
 class Step:
-    """One step of a `Reporter`: `advance` it, and `note` what came out of it."""
+    """One step of a `Reporter`. `advance` records progress, `note` sets the result."""
 
     def __init__(self, reporter: Reporter, name: str, total: int | None, unit: str) -> None:
         self.reporter, self.name, self.total, self.unit = reporter, name, total, unit
@@ -60,27 +60,27 @@ class Step:
     def __enter__(self) -> Step:
         self._start = self._last_line = time.monotonic()
         if self.reporter.terminal:
-            self._timer = threading.Timer(PATIENCE, self._show)
+            self._timer = threading.Timer(BAR_AFTER, self._show)
             self._timer.daemon = True
             self._timer.start()
         return self
 
     def advance(self, amount: int = 1) -> None:
-        """Record `amount` more units of work."""
+        """Record that `amount` more units are done."""
         self.done += amount
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, total=self.total)
         elif not self.reporter.terminal and time.monotonic() - self._last_line > LINE_EVERY:
             self._last_line = time.monotonic()
-            share = f" ({self.done / self.total:.0%})" if self.total else ""
-            self.reporter.line(f"{self.name}: {self.done:,} {self.unit}{share}")
+            percent = f" ({self.done / self.total:.0%})" if self.total else ""
+            self.reporter.line(f"{self.name}: {self.done:,} {self.unit}{percent}")
 
     def note(self, result: str) -> None:
-        """Set what the step's final line says."""
+        """Set the result that the final line of the step prints."""
         self._result = result
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._lock:  # the timer may be about to show the bar of a step that has just ended
+        with self._lock:  # the timer may be about to show the bar
             self._over = True
         if self.reporter.terminal:
             self._timer.cancel()

@@ -43,7 +43,7 @@ def test_a_failed_step_does_not_claim_success(capsys):
 SCRIPT = """
 import time
 from drm_triton import progress
-progress.PATIENCE = 0.2
+progress.BAR_AFTER = 0.2
 with progress.Reporter().step("slow work", total=10, unit="bytes") as step:
     for _ in range(10):
         time.sleep(0.08)

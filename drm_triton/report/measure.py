@@ -139,8 +139,8 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _measure(name: str, path: Path, data: RunData, k: int, reporter: Reporter) -> MeasuredRun:
     model, records = _load(path), _records(path)
-    ops, _ = model.backend()
-    rank = factor_ranker(ops, model.user_factors, model.item_factors, model.config.score)
+    backend, _ = model.backend()
+    rank = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score)
     evaluation = popularity = None
     not_evaluated = ""
     excluded = data.seen
