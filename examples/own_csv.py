@@ -2,8 +2,8 @@
 
     python examples/own_csv.py ratings.csv
 
-Any CSV with a column of users and one of items will do (userId, movie_id, track, ... are recognised); without an
-argument the script writes a tiny one and uses that.
+The CSV needs a column of users and a column of items (userId, movie_id, track, ... are recognised). Without an argument
+the script writes a tiny file and uses it.
 """
 
 import random
@@ -19,21 +19,21 @@ GREENS = ["leek", "bean", "beet", "kale", "chard", "okra", "onion", "pea", "carr
 
 
 def main(path: str | Path) -> pl.DataFrame:
-    """Train on a CSV, save the model, and return the three best items of every user."""
+    """Train on a CSV file, save the model, and return the three best items for every user."""
     frame = pl.read_csv(path)
-    data = Dataset.from_frame(frame, ratios=(1, 0, 0))  # nothing is held out: all of it is to learn from
+    data = Dataset.from_frame(frame, ratios=(1, 0, 0))  # hold nothing out, train on all of it
     model = DRM(epochs=20).fit(data)
     folder = Path(path).with_suffix(".model")
     model.save(folder, overwrite=True)
-    best = DRM.load(folder).recommend(k=3)  # a frame: user, rank, item, score; DRM.recommend(["ann"]) for some users
+    best = DRM.load(folder).recommend(k=3)  # columns user, rank, item, score; `users=["ann"]` for some users
     best.write_csv(Path(path).with_suffix(".recommendations.csv"))
     return best
 
 
 def write_tiny_csv(path: Path) -> Path:
-    """Write ratings.csv: sixty people, half of whom eat fruit and half vegetables."""
+    """Write a file with sixty users. Half of them eat fruit, the other half vegetables."""
     draw = random.Random(0)
-    pairs = [(f"p{person}", item) for person in range(60) for item in draw.sample((FRUIT, GREENS)[person % 2], 6)]
+    pairs = [(f"p{user}", item) for user in range(60) for item in draw.sample((FRUIT, GREENS)[user % 2], 6)]
     path.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in pairs))
     return path
 

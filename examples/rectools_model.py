@@ -1,9 +1,9 @@
-"""DRM as a RecTools model: fit, recommend, recommend_to_items, configs and cross-validation of that library.
+"""DRM as a RecTools model, with its fit, recommend, recommend_to_items, configs and cross-validation.
 
     pip install rectools
     python examples/rectools_model.py
 
-RecTools numbers users and items itself and ranks by the factors; DRM supplies them. Tried with RecTools 0.19.
+RecTools encodes users and items and ranks by the factors that DRM learns. Tested with RecTools 0.19.
 """
 
 from typing import Any
@@ -25,20 +25,20 @@ from drm_triton.data.prepare.synthetic import Shape, generate
 
 
 class DRMModelConfig(ModelConfig):
-    """What RecTools stores of a model: the options of TrainConfig that are not left at their defaults."""
+    """What RecTools stores of a model: the options of TrainConfig that were given."""
 
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class DRMModel(VectorModel[DRMModelConfig]):
-    """DRM behind RecTools's interface; keywords are the fields of `TrainConfig`."""
+    """DRM with the interface of RecTools. Keywords are the fields of `TrainConfig`."""
 
     config_class = DRMModelConfig
 
     def __init__(self, verbose: int = 0, **options: Any) -> None:
         super().__init__(verbose=verbose)
         self.options = options
-        self.train_config = TrainConfig.from_mapping(options)  # here, so that a mistyped option is told at once
+        self.train_config = TrainConfig.from_mapping(options)  # raises for an unknown option
         l2 = self.train_config.score == "l2"
         self.u2i_dist = Distance.EUCLIDEAN if l2 else Distance.DOT
         self.i2i_dist = Distance.EUCLIDEAN if l2 else Distance.COSINE
@@ -66,9 +66,9 @@ class DRMModel(VectorModel[DRMModelConfig]):
 
 
 def main(shape: Shape, epochs: int) -> pd.DataFrame:
-    """Cross-validate DRM and popularity on generated interactions; mean metrics of each model."""
+    """Cross-validate DRM and popularity on synthetic interactions; return the mean metrics of each model."""
     users, items = generate(shape, seed=0)
-    shuffled = np.random.default_rng(0).permutation(len(users))  # stands for time, by which RecTools splits
+    shuffled = np.random.default_rng(0).permutation(len(users))  # as time, by which RecTools splits
     frame = pd.DataFrame(
         {
             Columns.User: [f"user {u}" for u in users],

@@ -1,47 +1,48 @@
-"""What users have beside what a run recommends them, for people to judge.
+"""Print the items of users beside the recommendations of a run.
 
     python examples/side_by_side.py runs/demo --user 12 --user 99 --k 8
 
-Without --user some users of middling activity are shown. A tick marks a recommended item that the user does have in
-the test part, which the model has not seen.
+Without --user the script shows three users of median activity. A tick marks a hit: a recommended item that is in the
+test part, which the model has not seen.
 """
 
 import argparse
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drm_triton import DRM
 from drm_triton.training.run import dataset_of
 
 
 def main(run: str, users: list[str] | None, k: int) -> list[str]:
-    """Lines of two columns, the items a user was trained with and the k best of the others."""
+    """Return lines with two columns: training items of a user, and the k best recommendations."""
     model = DRM.load(run)
     data, known = dataset_of(run), model.interactions
     names = known.item_ids if known.item_titles is None else known.item_titles.fill_null("(no title)")
     if users is None:
-        users = known.user_ids[_middling(known.train.degrees())].to_list()
+        users = known.user_ids[_median_users(known.train.degrees())].to_list()
     lines = []
     for user, code in zip(users, known.encode_users(users), strict=True):
-        has, kept_aside = known.train.row(code), set(data.test.row(code).tolist())
+        history, held_out = known.train.row(code), set(data.test.row(code).tolist())
         best = known.encode_items(model.recommend([user], k)["item"])
-        left = [str(names[int(item)]) for item in _spread(has, k)]
-        right = [("✓ " if int(item) in kept_aside else "  ") + str(names[int(item)]) for item in best]
+        left = [str(names[int(item)]) for item in _evenly_spaced(history, k)]
+        right = [("✓ " if int(item) in held_out else "  ") + str(names[int(item)]) for item in best]
         width = max(map(len, left), default=0) + 4
-        lines += ["", f"user {user}", f"  {f'has {len(has)} items, such as':<{width}}gets"]
+        lines += ["", f"user {user}", f"  {f'has {len(history)} items, for example':<{width}}recommended"]
         left += [""] * (len(right) - len(left))
-        lines += [f"  {mine:<{width}}{new}" for mine, new in zip(left, right, strict=False)]
+        lines += [f"  {old:<{width}}{new}" for old, new in zip(left, right, strict=False)]
     return lines
 
 
-def _middling(activity: np.ndarray, count: int = 3) -> np.ndarray:
-    """Rows of some users around the median activity."""
+def _median_users(activity: NDArray[np.int64], count: int = 3) -> NDArray[np.int64]:
+    """Return the rows of some users of median activity."""
     order = np.argsort(activity, kind="stable")
     return np.sort(order[len(order) // 2 :][:count])
 
 
-def _spread(items: np.ndarray, k: int) -> np.ndarray:
-    """At most k of some items, evenly from all."""
+def _evenly_spaced(items: NDArray[np.int32], k: int) -> NDArray[np.int32]:
+    """Return at most k of the items, evenly spaced."""
     return items[np.linspace(0, len(items) - 1, min(k, len(items))).astype(int)] if len(items) else items
 
 

@@ -1,11 +1,10 @@
-"""A two-tower model on user and item features, trained with drm_loss; prints NDCG@10 before and after.
+"""Train a two-tower model on user and item features with drm_loss, and print NDCG@10 before and after.
 
     python examples/two_tower.py
 
-Users and items have features; a hidden bilinear taste decides what a user likes. One tower embeds the user's
-features, one the item's, and their inner product is the score. A fifth of the interactions is held out, and each
-user's remaining items are ranked: the model must learn the taste from features, as no user or item has a row of its
-own.
+Users and items have features, and a hidden bilinear function of them decides what a user likes. One tower embeds the
+features of a user, the other those of an item. The score is the inner product of the two embeddings. A fifth of the
+interactions is held out. The model must learn from the features: it has no embedding for a single user or item.
 """
 
 import argparse
@@ -19,29 +18,29 @@ N_FEATURES = 16
 
 
 class TwoTower(nn.Module):
-    """Score of user features [B, f] and item features [B, n, f] (or [n, f] for all): [B, n]."""
+    """Scores [B, n] of user features [B, f] and item features [B, n, f] or, for all items, [n, f]."""
 
     def __init__(self, n_features: int, d: int = 32) -> None:
         super().__init__()
         self.user, self.item = (nn.Sequential(nn.Linear(n_features, 64), nn.ReLU(), nn.Linear(64, d)) for _ in range(2))
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Inner product of the two towers."""
+        """Compute the inner products of the two embeddings."""
         return (self.item(items) @ self.user(users).unsqueeze(-1)).squeeze(-1)
 
 
 def synthetic(n_users: int, n_items: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """User and item features, and who likes what: train and held-out, bool [n_users, n_items]."""
+    """Return user features, item features, and train and held-out interactions as bool [n_users, n_items]."""
     users, items = torch.randn(n_users, N_FEATURES), torch.randn(n_items, N_FEATURES)
-    taste = users @ torch.randn(N_FEATURES, N_FEATURES) @ items.T / N_FEATURES
-    noisy = taste + 0.3 * torch.randn_like(taste)
+    affinity = users @ torch.randn(N_FEATURES, N_FEATURES) @ items.T / N_FEATURES
+    noisy = affinity + 0.3 * torch.randn_like(affinity)
     liked = noisy >= noisy.quantile(0.95, dim=1, keepdim=True)  # each user likes one item in twenty
-    held_out = liked & (torch.rand_like(taste) < 0.2)
+    held_out = liked & (torch.rand_like(affinity) < 0.2)
     return users, items, liked & ~held_out, held_out
 
 
 def ndcg(scores: Tensor, held_out: Tensor, seen: Tensor, k: int = 10) -> float:
-    """NDCG@k over all unseen items, averaged over users with a held-out item."""
+    """Compute NDCG@k over all unseen items, averaged over users with a held-out item."""
     ranking = scores.masked_fill(seen, -torch.inf).topk(k).indices
     discount = 1 / torch.log2(torch.arange(2.0, k + 2))
     relevant = held_out.sum(1)
@@ -51,7 +50,7 @@ def ndcg(scores: Tensor, held_out: Tensor, seen: Tensor, k: int = 10) -> float:
 
 
 def main(steps: int, n_users: int, n_items: int, seed: int) -> tuple[float, float]:
-    """Train and return NDCG@10 before and after."""
+    """Train the model and return NDCG@10 before and after."""
     torch.manual_seed(seed)
     users, items, train, held_out = synthetic(n_users, n_items)
     model = TwoTower(N_FEATURES)
@@ -59,11 +58,11 @@ def main(steps: int, n_users: int, n_items: int, seed: int) -> tuple[float, floa
 
     with torch.no_grad():
         before = ndcg(model(users, items), held_out, train)
-    # A list is 3 positives and 45 others of a user, as the sampler of the package draws them.
+    # A list has 3 positives and 45 other items of a user, like the lists that the package samples.
     relevance = (torch.arange(48) < 3).expand(64, 48)
     for step in range(1, steps + 1):
         batch = torch.randint(n_users, (64,))
-        key = train[batch] + torch.rand(64, n_items)  # random order, positives above 1
+        key = train[batch] + torch.rand(64, n_items)  # random order with positives first
         lists = torch.cat([key.topk(3).indices, key.topk(45, largest=False).indices], dim=1)
         loss = drm_loss(model(users[batch], items[lists]), relevance, tau=1.0)
         optimizer.zero_grad()
