@@ -1,6 +1,6 @@
-"""Benchmarks: each opens with its operation and byte count, then races the rivals in one run."""
+"""Benchmarks. Each module states its operation and byte counts and measures all competitors in one run."""
 
 import os
 
-# Idle OpenMP threads sleep instead of spinning, or the rival that had its turn before would take cores from the next.
+# Idle OpenMP threads sleep instead of spinning. Otherwise those of the last runner would take cores from the next.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

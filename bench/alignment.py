@@ -1,12 +1,13 @@
-"""Does a falling loss mean a better ranking? The paper's Table 5: correlation of training loss and metrics over epochs.
+"""Correlation of training loss and ranking metrics over epochs: Table 5 of the paper.
 
     python -m bench.alignment --data PATH [--set lastfm] [--epochs 20] [--seeds 3]
 
-Four objectives, each a run of its own whose metrics.jsonl gives the loss and the validation metrics; the metrics on the
-training part are measured after each epoch (every item ranked, none excluded). Pearson's correlation over the epochs
-less the first two, as in the paper: constant learning rate, factors started at random. Means over the seeds;
--1 is best. The rate is small enough for training to go on through all epochs: once the metrics on the training part
-have settled, as they do within five at a rate of .05, a correlation with them says nothing.
+Each of four objectives is trained in one run per seed. metrics.jsonl of the run contains the loss and the validation
+metrics. The metrics on the training part are measured after each epoch, with all items ranked and none excluded. The
+result is Pearson's correlation over all epochs except the first two, as in the paper, with a constant learning rate and
+random initial factors, averaged over the seeds; -1 is best. The learning rate is small enough that training does not
+converge before the last epoch. With a rate of .05 the metrics on the training part are constant after five epochs, so
+that a correlation with them is meaningless.
 """
 
 import argparse
@@ -20,9 +21,10 @@ from drm_triton import DRM, Dataset
 from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.data.dataset import CSR
 from drm_triton.kernels import get_backend
+from drm_triton.machine import processor
 from drm_triton.names import ObjectiveName
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
-from drm_triton.training.run import processor, read_metrics
+from drm_triton.training.run import read_metrics
 from drm_triton.training.state import EpochEnd
 
 OBJECTIVES: tuple[ObjectiveName, ...] = ("mse", "hinge", "mse+drm", "hinge+drm")
@@ -33,18 +35,18 @@ PUBLISHED = {  # on ML-20M: training MAP@10 and NDCG@10, then validation
     "mse+drm": (-0.984, -0.972, -0.976, -0.946),
     "hinge+drm": (-0.985, -0.984, -0.936, -0.970),
 }
-SKIPPED = 2  # epochs in which everything changes
+SKIPPED = 2  # first epochs, which the correlation leaves out
 
 
 def correlations(data: Dataset, objective: ObjectiveName, epochs: int, seed: int, run: Path) -> list[float]:
-    """Of the loss with the training and the validation metrics of one training."""
+    """Train once; return the correlations of the loss with the training and the validation metrics."""
     model = DRM(objective=objective, epochs=epochs, seed=seed, schedule="constant", init="normal", lr=0.02, rho=3)
-    nothing = CSR.empty(data.train.shape)
+    no_items = CSR.empty(data.train.shape)
     on_train: list[list[float]] = []
 
     def measure(end: EpochEnd) -> None:
         ranker = factor_ranker(get_backend("cpu"), end.state.U, end.state.V, model.config.score)
-        means = evaluate(ranker, nothing, data.train, (10,), min_train=0).means
+        means = evaluate(ranker, no_items, data.train, (10,), min_train=0).means
         on_train.append([means[name] for name in METRICS])
 
     model.fit(data, [measure], run=run)
@@ -65,7 +67,7 @@ def main() -> None:
     data = Dataset.load(prepared(args.set, args.data))
     lines = [
         f"Correlation of training loss and metric on {args.set}, epochs {SKIPPED + 1} to {args.epochs}, mean of "
-        f"{args.seeds} seeds; in brackets the paper's on ML-20M.",
+        f"{args.seeds} seeds; in brackets the results of the paper on ML-20M.",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.alignment`.",
         "",
         "| objective | train map@10 | train ndcg@10 | valid map@10 | valid ndcg@10 |",

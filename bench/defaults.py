@@ -1,9 +1,9 @@
-"""Why the defaults are what they are: one option changed at a time, on several data sets.
+"""Effect of each default: change one option at a time, on several data sets.
 
     python -m bench.defaults --data PATH [--sets lastfm,amazon,citeulike,ml-100k] [--workers 2]
 
-Validation NDCG@10 after training on the training part, the mean of some seeds. Each finished training is a line of
-results/defaults.jsonl, and the command goes on from there; the table is results/defaults.md.
+The result is the mean validation NDCG@10 of some seeds. Each finished training is a line of results/defaults.jsonl; a
+restarted command skips these trainings. The table is results/defaults.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 
 from drm_triton.bench import quality
 from drm_triton.config import TrainConfig
-from drm_triton.training.run import processor
+from drm_triton.machine import processor
 
 TRIALS = quality.RESULTS / "defaults.jsonl"
 
@@ -26,7 +26,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"schedule": "constant", "lr": 0.1},
     {"lr": 0.1},
     {"lr": 0.4},
-    {"batch_size": 16, "share": 16},  # nearly an update per list
+    {"batch_size": 16, "share": 16},  # nearly one update per list
     {"batch_size": 8192},
     {"share": 1},
     {"share": 128},
@@ -56,10 +56,10 @@ def main() -> None:
     parser.add_argument("--sets", default="lastfm,amazon,citeulike,ml-100k")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--report-only", action="store_true", help="write the table of what is finished")
+    parser.add_argument("--report-only", action="store_true", help="only write the table of the finished trainings")
     args = parser.parse_args()
     sets = args.sets.split(",")
-    os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one worker, one core
+    os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one core for each worker
     base = TrainConfig().to_dict()
     places = {name: quality.prepared(name, args.data) for name in sets}
 
@@ -81,14 +81,14 @@ def main() -> None:
         "| changed | " + " | ".join(sets) + " | mean ratio to the default |",
         "|---|" + "---|" * (len(sets) + 1),
     ]
-    first: list[float] = []
+    default_values: list[float] = []
     for variant in VARIANTS:
         keys = [[quality.key(task) for task in tasks_of(variant, name)] for name in sets]
         if any(key not in found for of_set in keys for key in of_set):  # not finished
             continue
         values = [float(np.mean([found[key] for key in of_set])) for of_set in keys]
-        first = first or values
-        ratio = float(np.mean(np.divide(values, first)))
+        default_values = default_values or values
+        ratio = float(np.mean(np.divide(values, default_values)))
         name = ", ".join(f"{key} {value}" for key, value in variant.items()) or "nothing"
         lines.append(f"| {name} | " + " | ".join(f"{value:.4f}" for value in values) + f" | {ratio:.3f} |")
     text = "\n".join(lines) + "\n"

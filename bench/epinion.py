@@ -1,11 +1,11 @@
-"""The paper's Epinion row: DRM with both scores, and the hinge alone, by its protocol.
+"""Epinion results of the paper: DRM with both scores, and the hinge alone, with the protocol of the paper.
 
     python -m bench.epinion --data PATH [--seeds 5] [--workers 2]
 
-PATH is the folder that holds epinions/epinions_rating_with_timestamp.mat. Prepared by `prepare epinion` (70/10/20); of
-the settings below, the one with the best validation NDCG@10 is trained on train + validation with each seed and
-measured on test, beside the published figures. Each finished training is a line of results/epinion.jsonl, and the
-command goes on from there; the table is results/epinion.md. The published MAP@10 divides by K: map_k@10 here.
+PATH is the folder that contains epinions/epinions_rating_with_timestamp.mat. `prepare epinion` splits it 70/10/20. For
+each model, the setting below with the best validation NDCG@10 is trained on train + validation with each seed and
+evaluated on test. Each finished training is a line of results/epinion.jsonl; a restarted command skips these trainings.
+The table, with the published results, is results/epinion.md. The published MAP@10 divides by K; it is map_k@10 here.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from drm_triton.bench import quality
-from drm_triton.training.run import processor
+from drm_triton.machine import processor
 
 TRIALS = quality.RESULTS / "epinion.jsonl"
 METRICS = ("map_k@10", "ndcg@10", "recall@50", "ndcg@50")
 PUBLISHED = {
     "DRM dot": (0.0144, 0.0532, 0.1361, 0.0766),
     "DRM L2": (0.0137, 0.0523, 0.1308, 0.0746),
-    "hinge dot": (0.0100, 0.0387, 0.1158, 0.0610),  # its WARP and CML rows
+    "hinge dot": (0.0100, 0.0387, 0.1158, 0.0610),  # WARP and CML in the paper
     "hinge L2": (0.0130, 0.0493, 0.1347, 0.0736),
 }
 COMMON: dict[str, Any] = {"factors": 128, "lr": 0.2, "epochs": 30, "batch_size": 4096, "tau": 1.0}
-# Four settings a model.
+# Four settings for each model.
 DOT: list[dict[str, Any]] = [{}, {"margin": 0.5}, {"lambda": 3.0, "lr": 0.1}, {"eta": 90}]
 L2: list[dict[str, Any]] = [{}, {"margin": 0.5}, {"lambda": 3.0}, {"eta": 90}]
 HINGE: list[dict[str, Any]] = [{}, {"margin": 0.5}, {"lr": 0.1}, {"eta": 90}]
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     args = parser.parse_args()
     models = args.models.split(",")
-    os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one worker, one core
+    os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one core for each worker
     place = quality.prepared("epinion", args.data)
     search = {model: tasks_of(place, model, SEARCH[model], "valid", range(1)) for model in models}
     quality.run_all([task for tasks in search.values() for task in tasks], args.workers, TRIALS)
@@ -68,7 +68,7 @@ def main() -> None:
     final = {model: tasks_of(place, model, [best[model]], "test", range(1, args.seeds + 1)) for model in models}
     quality.run_all([task for tasks in final.values() for task in tasks], args.workers, TRIALS)
     lines = [
-        f"Epinion, test means and standard deviations over {args.seeds} seeds, published figures in brackets;",
+        f"Epinion, test means and standard deviations over {args.seeds} seeds, published results in brackets;",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.epinion`.",
         "",
         "| model | " + " | ".join(METRICS) + " | setting |",

@@ -1,9 +1,9 @@
-"""Do hard negatives help? Forty-five uniform ones, the hardest 45 of 180, and all 180, at the default setting.
+"""Effect of hard negatives: 45 uniform ones, the hardest 45 of 180, and all 180, with the default options.
 
     python -m bench.hard_negatives --data PATH [--sets lastfm,amazon,citeulike]
 
-The hardest are those that the model scores highest when the list is drawn: that costs a gather and a selection more
-per list. Validation NDCG@10 after the default epochs, and the seconds of training; result: results/hard_negatives.md.
+The hardest negatives are those with the highest scores when the list is sampled. This costs another gather and a
+selection for each list. The table of validation NDCG@10 and seconds of training is results/hard_negatives.md.
 """
 
 import argparse
@@ -19,43 +19,45 @@ from drm_triton import Dataset, TrainConfig
 from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.protocol import Backend, ListBatch, ListPlan, Objective
+from drm_triton.machine import processor
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.loop import initial_state, train
 from drm_triton.training.preflight import warm_up
-from drm_triton.training.run import processor
 from drm_triton.training.state import State
 
 CANDIDATES = 180
 
 
-def with_hard_negatives(ops: Backend, state: State) -> Backend:
-    """The operations, with lists that keep the best scored of CANDIDATES negatives."""
-    wide: list[ListPlan] = []  # the plan with CANDIDATES negatives, made once
+def with_hard_negatives(backend: Backend, state: State) -> Backend:
+    """Return a backend whose lists keep the highest-scored of CANDIDATES negatives."""
+    wide_plans: list[ListPlan] = []  # the plan with CANDIDATES negatives, created once
 
     def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
-        if not wide:
-            wide.append(dataclasses.replace(plan, eta=CANDIDATES))
-        users, items, _ = batch = ops.sample_lists(wide[0], epoch, start, stop)
+        if not wide_plans:
+            wide_plans.append(dataclasses.replace(plan, eta=CANDIDATES))
+        users, items, _ = batch = backend.sample_lists(wide_plans[0], epoch, start, stop)
         negatives = items[:, plan.rho :]
-        scores = ops.list_gradients(state.U, state.V, batch, Objective(plan.rho, drm=False)).scores
+        scores = backend.list_gradients(state.U, state.V, batch, Objective(plan.rho, drm=False)).scores
         hardest = scores[:, plan.rho :].topk(plan.eta, dim=1).indices
         return ListBatch(users, torch.cat([items[:, : plan.rho], negatives.gather(1, hardest)], dim=1))
 
     return cast(
         Backend,
-        SimpleNamespace(sample_lists=sample_lists, list_gradients=ops.list_gradients, update_rows=ops.update_rows),
+        SimpleNamespace(
+            sample_lists=sample_lists, list_gradients=backend.list_gradients, update_rows=backend.update_rows
+        ),
     )
 
 
 def trained(data: Dataset, hard: bool, **options: Any) -> tuple[float, float]:
-    """Validation NDCG@10 and seconds."""
-    config, ops = TrainConfig(eval_every=0, **options), get_backend("cpu")
-    warm_up(config, ops, torch.device("cpu"))
+    """Train; return validation NDCG@10 and seconds."""
+    config, backend = TrainConfig(eval_every=0, **options), get_backend("cpu")
+    warm_up(config, backend, torch.device("cpu"))
     state = initial_state(config, data.train, torch.device("cpu"))
     began = time.perf_counter()
-    train(state, config, data, data.train, with_hard_negatives(ops, state) if hard else ops)
+    train(state, config, data, data.train, with_hard_negatives(backend, state) if hard else backend)
     seconds = time.perf_counter() - began
-    ranker = factor_ranker(ops, state.U, state.V, config.score)
+    ranker = factor_ranker(backend, state.U, state.V, config.score)
     return evaluate(ranker, data.train, data.valid, (10,)).means["ndcg@10"], seconds
 
 
@@ -75,7 +77,7 @@ def main() -> None:
     data = {name: Dataset.load(prepared(name, args.data)) for name in sets}
     variants: dict[str, tuple[bool, dict[str, Any]]] = {
         "45 uniform": (False, {"eta": 45}),
-        f"hardest 45 of {CANDIDATES}": (True, {"eta": 45, "share": 1}),  # what is hardest differs from user to user
+        f"hardest 45 of {CANDIDATES}": (True, {"eta": 45, "share": 1}),  # each user has other hard negatives
         f"{CANDIDATES} uniform": (False, {"eta": CANDIDATES}),
     }
     for label, (hard, options) in variants.items():

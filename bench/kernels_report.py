@@ -1,4 +1,4 @@
-"""Tables and plots of what `kernels` measured."""
+"""Tables and plots of the results of `kernels`."""
 
 import math
 from pathlib import Path
@@ -7,8 +7,8 @@ from drm_triton.bench.record import Row
 
 
 def show(rows: list[Row]) -> None:
-    """Print the rows, with shares of the peaks where these were measured."""
-    found = {row["name"]: row.get("gflops") or row.get("gbytes") for row in rows if row["section"] == "peaks"}
+    """Print the rows, with percentages of the peaks if these were measured."""
+    peaks = {row["name"]: row.get("gflops") or row.get("gbytes") for row in rows if row["section"] == "peaks"}
     for row in rows:
         sizes = " ".join(f"{key}={row[key]}" for key in ("m", "B", "n", "d", "K", "items", "threads") if key in row)
         line = f"{row['section']:12}{row['name']:40}{sizes:58}"
@@ -19,13 +19,13 @@ def show(rows: list[Row]) -> None:
         for key, peak in (("gflops", "fma"), ("gbytes", "copy")):
             if row.get(key):
                 line += f"{row[key]:8.1f} {'Gflop/s' if key == 'gflops' else 'GB/s'}"
-                if row["section"] != "peaks" and found.get(peak):
-                    line += f" ({row[key] / found[peak]:.0%} of peak)"
+                if row["section"] != "peaks" and peaks.get(peak):
+                    line += f" ({row[key] / peaks[peak]:.0%} of peak)"
         print(line)
 
 
 def plot(rows: list[Row], folder: Path) -> list[str]:
-    """Time per list (or query of top-k) over n and over d, one line per operation: kernels_n.png, kernels_d.png."""
+    """Plot the time per list (or query of top-k) over n to kernels_n.png and over d to kernels_d.png."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -48,7 +48,7 @@ def plot(rows: list[Row], folder: Path) -> list[str]:
         panel.get_xaxis().set_minor_locator(matplotlib.ticker.NullLocator())
         times = [row["us_per_list"] for row in chosen]
         ends = [math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))]
-        panel.set_ylim(10.0 ** ends[0], 10.0 ** ends[1])  # whole decades: two labels at least
+        panel.set_ylim(10.0 ** ends[0], 10.0 ** ends[1])  # whole decades, so that the axis has at least two labels
         panel.grid(alpha=0.3)
         panel.legend(frameon=False)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The rivals at their own good settings, behind one signature: fit(train, seed, threads, **options) -> factors.
+"""Models of other libraries with one signature: fit(train, seed, threads, **options) -> factors.
 
-Every model of these libraries ranks by an inner product, so a trained rival is a pair (U, V); LightFM's biases become
-a constant column of U and a column of V.
+All of them rank by an inner product, so a trained model is a pair (U, V). The item biases of LightFM become a column of
+V, with a constant column of U.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ Factors = tuple[Tensor, Tensor]
 
 
 def als(train: CSR, seed: int, threads: int, iterations: int, **options: Any) -> Factors:
-    """Weighted matrix factorisation by alternating least squares (implicit)."""
+    """Train weighted matrix factorisation by alternating least squares (implicit)."""
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import threadpool_limits
 
     model = AlternatingLeastSquares(iterations=iterations, random_state=seed, num_threads=threads, **options)
-    with threadpool_limits(1, "blas"):  # as the library itself recommends
+    with threadpool_limits(1, "blas"):  # as implicit recommends
         model.fit(train.to_scipy().copy(), show_progress=False)  # memory-mapped arrays are read-only
     return _factors(model.user_factors, model.item_factors)
 
 
 def bpr(train: CSR, seed: int, threads: int, iterations: int, **options: Any) -> Factors:
-    """Bayesian personalised ranking (implicit)."""
+    """Train Bayesian personalised ranking (implicit)."""
     from implicit.cpu.bpr import BayesianPersonalizedRanking
 
     model = BayesianPersonalizedRanking(iterations=iterations, random_state=seed, num_threads=threads, **options)
@@ -37,17 +37,22 @@ def bpr(train: CSR, seed: int, threads: int, iterations: int, **options: Any) ->
 
 
 def warp(
-    train: CSR, seed: int, threads: int, epochs: int, each: Callable[[Factors], None] | None = None, **options: Any
+    train: CSR,
+    seed: int,
+    threads: int,
+    epochs: int,
+    after_epoch: Callable[[Factors], None] | None = None,
+    **options: Any,
 ) -> Factors:
-    """WARP with Adagrad (LightFM); `each` sees the factors after each epoch."""
+    """Train WARP with Adagrad (LightFM). `after_epoch` is called with the factors after each epoch."""
     from lightfm import LightFM
 
     model = LightFM(loss="warp", random_state=seed, **options)
     interactions = train.to_scipy().copy().tocoo()
     for _ in range(epochs):
         model.fit_partial(interactions, epochs=1, num_threads=threads)
-        if each is not None:
-            each(_lightfm_factors(model))
+        if after_epoch is not None:
+            after_epoch(_lightfm_factors(model))
     return _lightfm_factors(model)
 
 
@@ -57,4 +62,5 @@ def _lightfm_factors(model: Any) -> Factors:
 
 
 def _factors(U: Any, V: Any) -> Factors:
-    return tuple(torch.from_numpy(np.ascontiguousarray(X, dtype=np.float32)) for X in (U, V))  # type: ignore[return-value]
+    user_factors, item_factors = (torch.from_numpy(np.ascontiguousarray(table, dtype=np.float32)) for table in (U, V))
+    return user_factors, item_factors

@@ -1,19 +1,20 @@
-"""How fast, and in how much memory, is data preparation?
+"""Time and memory of data preparation.
 
-Two files are made: ratings.csv in MovieLens-20M's shape (20,000,263 rows) and a full-scale Melon train.json. On each,
-three programs race, one child process at a time and in turn, so that a busy machine is busy for all:
+The input is a synthetic ratings.csv with the shape of MovieLens-20M (20,000,263 rows) and a full-scale synthetic Melon
+train.json. Three programs process each file, one child process at a time and in turn, so that other load on the machine
+affects all of them:
 
-    floor        a bare Polars read of the file, nothing else: no preparation in Polars can be quicker
+    floor        only read the file with Polars: no preparation with Polars can be faster
     drm-triton   the whole command: read, threshold, de-duplicate, encode, split, checksum, store
-    pandas       pandas and scipy doing the same job, as most people would write it
+    pandas       the same with pandas and scipy, as most people would write it
 
-Time is the wall clock of the whole process, Python's start included; memory is the child's maximum resident set.
-The targets: drm-triton at most 3 times the floor, and at most 1.5 GB on ratings.csv.
+Time is the wall-clock time of the whole process, with the start of Python. Memory is the maximum resident set size.
+Targets: drm-triton takes at most 3 times the floor, and at most 1.5 GB on ratings.csv.
 
     python bench/prepare.py [--rounds 5] [--small] [--keep DIR]
 
-writes bench/results/prepare.json and prints the table. Bytes: ratings.csv is read once (some 500 MB) and 80 MB are
-written; the CSR arrays of 10 million interactions are 40 MB, all else is temporary.
+writes bench/results/prepare.json and prints the table. ratings.csv (about 500 MB) is read once, and 80 MB are written.
+The CSR arrays of 10 million interactions take 40 MB. All other memory is temporary.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ pd.Series(item_ids).to_csv(out / "items.csv")
 
 
 def write_ratings(path: Path, shape: Shape) -> None:
-    """Write a ratings.csv like MovieLens-20M's: sorted by user, sparse film ids, about half rated 4 or more."""
+    """Write a ratings.csv like that of MovieLens-20M: sorted by user, sparse film ids, about half rated 4 or more."""
     users, items = generate(shape, seed=0)
     rng = np.random.Generator(np.random.PCG64(1))
     film_ids = np.sort(rng.permutation(5 * shape.items)[: shape.items]) + 1
@@ -96,16 +97,16 @@ def write_ratings(path: Path, shape: Shape) -> None:
     frame.write_csv(path)
 
 
-def _make_ratings(path: Path, part: int) -> None:
-    write_ratings(path, Shape(138_493 // part, 26_744 // part, 20_000_263 // part))
+def _make_ratings(path: Path, divisor: int) -> None:
+    write_ratings(path, Shape(138_493 // divisor, 26_744 // divisor, 20_000_263 // divisor))
 
 
-def _make_playlists(path: Path, part: int) -> None:
-    write_melon(path, Shape.melon(1 / part))
+def _make_playlists(path: Path, divisor: int) -> None:
+    write_melon(path, Shape.melon(1 / divisor))
 
 
 def run(command: list[str]) -> tuple[float, float]:
-    """Run a child process to its end: seconds, and peak memory in GB."""
+    """Run a child process; return its seconds and its peak memory in GB."""
     start = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
@@ -113,11 +114,12 @@ def run(command: list[str]) -> tuple[float, float]:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"{' '.join(command)[:200]} failed with exit code {child.returncode}")
-    scale = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+    scale = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux kilobytes
     return seconds, usage.ru_maxrss * scale / 1e9
 
 
 def commands(raw: Path, out: Path) -> dict[str, list[str]]:
+    """Return the command of each program."""
     python = sys.executable
     rival = PANDAS.format(read=PANDAS_READ[raw.name])
     return {
@@ -128,10 +130,10 @@ def commands(raw: Path, out: Path) -> dict[str, list[str]]:
 
 
 def race(raw: Path, folder: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Let the three take turns; the figures are medians over the rounds, the ratio that of the same round."""
+    """Run the three programs in turn; return medians over the rounds. A ratio compares times of the same round."""
     times: dict[str, list[float]] = {}
     memory: dict[str, list[float]] = {}
-    with raw.open("rb") as handle:  # into the page cache: the disk is not what is measured
+    with raw.open("rb") as handle:  # load the page cache: do not measure the disk
         while handle.read(1 << 20):
             pass
     for number in range(rounds):
@@ -154,20 +156,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--small", action="store_true", help="a fiftieth of the size, to try the script; nothing is recorded"
+        "--small", action="store_true", help="a fiftieth of the size, to test the script; do not record results"
     )
-    parser.add_argument("--keep", type=Path, help="make the files here and keep them for the next run")
+    parser.add_argument("--keep", type=Path, help="write the input files here and keep them for the next run")
     options = parser.parse_args()
-    part = 50 if options.small else 1
+    divisor = 50 if options.small else 1
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         files = options.keep or folder
         files.mkdir(parents=True, exist_ok=True)
         ratings, playlists = files / "ratings.csv", files / "train.json"
-        # In processes of their own: on Linux a child begins with its parent's peak memory, so this one must stay small.
+        # In separate processes: on Linux the peak memory of a child starts at that of its parent, so keep it small.
         for path, write in ((ratings, _make_ratings), (playlists, _make_playlists)):
             if not path.exists():
-                maker = multiprocessing.get_context("spawn").Process(target=write, args=(path, part))
+                maker = multiprocessing.get_context("spawn").Process(target=write, args=(path, divisor))
                 maker.start()
                 maker.join()
         results = {}

@@ -1,12 +1,12 @@
-"""Quality of recommendations: DRM against its rivals, by the paper's protocol.
+"""Ranking quality of DRM and other models, with the protocol of the paper.
 
     python -m bench.quality --data PATH [--sets lastfm,amazon,...] [--budget 12] [--seeds 5] [--workers 2]
 
-For each data set and model: `budget` random draws from the model's own search space, trained on the training part and
-chosen by Recall@50 on the validation part; then `seeds` trainings of the chosen setting on train + validation, measured
-on test. Every model has the same number of trials. Each finished training is a line of results/quality.jsonl, and the
-command goes on from there, so it may be stopped at any time. The table, with Welch's t-test of DRM against each rival,
-is results/quality.md.
+For each data set and model, `budget` random settings from the search space of the model are trained on the training
+part. The setting with the best validation Recall@50 is trained `seeds` times on train + validation and evaluated on
+test. Every model has the same number of trials. Each finished training is a line of results/quality.jsonl. The command
+can be stopped at any time; when restarted, it skips these trainings. The table, with Welch's t-test of DRM against each
+other model, is results/quality.md.
 """
 
 import argparse
@@ -79,14 +79,14 @@ OURS = ("DRM dot", "DRM L2")
 
 
 def draws(model: str, budget: int) -> Iterator[dict[str, Any]]:
-    """The first `budget` settings of a model: the same for every data set and every run."""
+    """Yield the first `budget` settings of a model, the same for every data set and every run."""
     rng = np.random.default_rng(list(SPACES).index(model))
     for _ in range(budget):
         yield {name: values[rng.integers(len(values))] for name, values in SPACES[model].items()}
 
 
 def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
-    """One training, in a worker process with one thread."""
+    """Train and evaluate once, with one thread."""
     import torch
 
     import drm_triton
@@ -120,15 +120,17 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def finished(trials: Path = TRIALS) -> list[dict[str, Any]]:
+    """Return the results of the finished trainings."""
     return [json.loads(line) for line in trials.read_text().splitlines()] if trials.exists() else []
 
 
 def key(task: dict[str, Any]) -> str:
+    """Return a text that identifies a training."""
     return json.dumps([task[name] for name in ("set", "model", "on", "options", "seed")])
 
 
 def run_all(tasks: list[dict[str, Any]], workers: int, trials: Path = TRIALS) -> None:
-    """Train what is not trained yet, keeping each result as it comes."""
+    """Run the trainings that are not finished yet, and store each result at once."""
     done = {key(result) for result in finished(trials)}
     tasks = [task for task in tasks if key(task) not in done]
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=20) as pool:
@@ -140,7 +142,7 @@ def run_all(tasks: list[dict[str, Any]], workers: int, trials: Path = TRIALS) ->
 
 
 def chosen(name: str, model: str, budget: int) -> dict[str, Any]:
-    """The trial with the best validation Recall@50."""
+    """Return the trial with the best validation Recall@50."""
     options = list(draws(model, budget))
     trials = [
         r for r in finished() if (r["set"], r["model"], r["on"]) == (name, model, "valid") and r["options"] in options
@@ -161,7 +163,7 @@ def main() -> None:
     sets, models = args.sets.split(","), args.models.split(",")
     RESULTS.mkdir(exist_ok=True)
     if not args.report_only:
-        os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one worker, one core
+        os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one core for each worker
         places = {name: prepared(name, args.data) for name in sets}
         search = [
             {"set": name, "data": places[name], "model": model, "on": "valid", "options": options, "seed": 0}
@@ -180,7 +182,7 @@ def main() -> None:
 
 
 def prepared(name: str, data: Path) -> str:
-    """Prepare a data set once, with the paper's split."""
+    """Prepare a data set with the split of the paper, unless it exists; return its path."""
     out = Path("data") / "quality" / name
     if not out.exists():
         arguments = SETS[name].format(data).split()
@@ -189,15 +191,15 @@ def prepared(name: str, data: Path) -> str:
 
 
 def report(sets: list[str], models: list[str], budget: int, seeds: int) -> str:
-    """Test means over seeds, and Welch's t-test of the better DRM against each rival."""
+    """Format test means over seeds, and Welch's t-test of the better DRM against each other model."""
     from scipy.stats import ttest_ind
 
-    from drm_triton.training.run import processor
+    from drm_triton.machine import processor
 
     lines = [
         f"Test means over {seeds} seeds of the best of {budget} trials; {processor()}, "
         f"{time.strftime('%Y-%m-%d')}; made by `python -m bench.quality`.",
-        "Bold: the best. A star: significantly below the DRM with the better validation Recall@50 (Welch, p < 0.01).",
+        "Bold: best. Star: significantly below the DRM with the better validation Recall@50 (Welch, p < 0.01).",
         "",
         "| set | metric | " + " | ".join(models) + " |",
         "|---|---|" + "---|" * len(models),

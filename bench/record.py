@@ -1,4 +1,4 @@
-"""Timing on a shared machine, and the record of what was measured where."""
+"""Time functions on a shared machine, and save results with their environment."""
 
 import csv
 import json
@@ -17,31 +17,35 @@ import torch
 
 from drm_triton import atomic
 from drm_triton._version import __version__
-from drm_triton.training.run import processor
+from drm_triton.machine import processor
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Row = dict[str, Any]
 
-
-TURN = 0.2  # seconds
-PAUSE = 0.02  # seconds, in which threads that another runner left spinning go to sleep
+TURN = 0.2  # least seconds of a turn
+PAUSE = 0.02  # seconds between turns, in which spinning threads of the last runner go to sleep
 
 
 def race(
     runners: dict[str, Callable[[], object]], seconds: float = 2.0, least: int = 5, most: int = 200
 ) -> dict[str, float]:
-    """Median time of each runner in turns: what else the machine does hits all of them alike.
+    """Run functions in turn and return the median time of each.
 
-    A turn lasts at least TURN seconds, so that a quick runner is timed as it works, time after time, and not with the
-    caches as a slow one left them.
+    Taking turns means that other load on the machine affects all of them. A turn lasts at least TURN seconds. A fast
+    function runs many times in it, so the caches contain its own data and not that of the last runner. On a GPU,
+    `triton.testing.do_bench` measures the times. It clears the cache before each run.
 
-    On a GPU `triton.testing.do_bench` takes the times, with its clearing of the cache.
+    Parameters
+    ----------
+    runners : functions by name
+    seconds : total time after which no new round starts
+    least, most : number of rounds
     """
     if torch.cuda.is_available():
         import triton.testing
 
         return {name: triton.testing.do_bench(run, return_mode="median") / 1e3 for name, run in runners.items()}
-    for run in runners.values():  # compile, touch the memory
+    for run in runners.values():  # compile and allocate
         run()
     times: dict[str, list[float]] = {name: [] for name in runners}
     end = time.perf_counter() + seconds
@@ -64,7 +68,7 @@ def _git(*arguments: str) -> str:
 
 
 def environment() -> Row:
-    """Versions, machine, date and commit."""
+    """Return versions, machine, date and commit."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else ""),
@@ -79,14 +83,14 @@ def environment() -> Row:
 
 
 def save(name: str, header: Row, rows: list[Row], folder: Path = RESULTS) -> None:
-    """Write name.json (header and rows) and name.csv (rows, each with the header's fields that tell runs apart)."""
+    """Write name.json (header and rows) and name.csv (rows with the fields of the header that identify the run)."""
     import io
 
     atomic.write_text(
         folder / f"{name}.json", json.dumps({"environment": header, "rows": rows}, indent=1) + "\n", parents=True
     )
-    told = {key: header[key] for key in ("date", "commit", "processor", "threads")}
-    table = [{**row, **told} for row in rows]
+    identity = {key: header[key] for key in ("date", "commit", "processor", "threads")}
+    table = [{**row, **identity} for row in rows]
     columns = list(dict.fromkeys(key for row in table for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")

@@ -1,6 +1,6 @@
-"""The same work as people do it today, written as well as we can: plain torch, and implicit where it is installed.
+"""The same operations in plain torch, as fast as we can write them, and with implicit if it is installed.
 
-No bench itself: operations and bytes are counted in `kernels`, which races these.
+`bench.kernels` counts operations and bytes, and times these functions.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drm_triton.kernels.protocol import GradientTerms, ListPlan
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
 
 
 def published_neuralsort(s: Tensor, y: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor]:
-    """DRM loss and gradient by autograd through NeuralSort as its authors' code forms it.
+    """Compute DRM loss and gradient by autograd through NeuralSort, as in the code of its authors.
 
-    The n x n matrix of differences times a matrix of ones, the whole n x n relaxed permutation, then its first k rows.
+    It multiplies the n x n matrix of differences by a matrix of ones and computes the whole n x n relaxed permutation,
+    of which it uses the first k rows.
     """
     s = s.detach().requires_grad_()
     n = s.shape[1]
@@ -31,7 +32,7 @@ def published_neuralsort(s: Tensor, y: Tensor, k: int, tau: float) -> tuple[Tens
 
 
 def list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
-    """Hinge + DRM (K = rho, tau = 1) of each list by torch operations, only the K rows needed."""
+    """Compute hinge + DRM (K = rho, tau = 1) of each list with torch operations, and only K rows of P."""
     n = s.shape[1]
     positive, negatives = s[:, :rho].min(1).values, s[:, rho:]
     with torch.no_grad():
@@ -45,23 +46,23 @@ def list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
 
 
 def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Callable[[], None]:
-    """One training step: embeddings, batched autograd, torch's Adagrad, projection."""
-    user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)
-    item_table = nn.Embedding.from_pretrained(V.clone(), freeze=False, sparse=sparse)
+    """Return a training step: embeddings, batched autograd, torch's Adagrad, projection."""
+    user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)  # type: ignore[no-untyped-call]
+    item_table = nn.Embedding.from_pretrained(V.clone(), freeze=False, sparse=sparse)  # type: ignore[no-untyped-call]
     tables = ((user_table.weight, users.long()), (item_table.weight, items.long()))
-    # fused is the quickest that torch has, for dense gradients only
+    # fused is the fastest in torch; it supports dense gradients only
     optimizer = torch.optim.Adagrad([weight for weight, _ in tables], lr=0.05, fused=not sparse)
     users, items = users.long(), items.long()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         s = torch.bmm(item_table(items), user_table(users)[:, :, None]).squeeze(2)
-        list_loss(s, len(V), rho).sum().backward()
+        list_loss(s, len(V), rho).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         with torch.no_grad():
             for weight, rows in tables:
                 if sparse:
-                    touched = rows.unique()
+                    touched = torch.unique(rows)
                     row = weight[touched]
                     weight[touched] = row / row.norm(dim=1, keepdim=True).clamp(min=1)
                 else:
@@ -70,8 +71,10 @@ def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, spa
     return step
 
 
-def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: Any, B: int) -> Callable[[], None]:
-    """One training step of ours, its sampling included; a new batch each time."""
+def backend_step(
+    backend: Backend, plan: ListPlan, U: Tensor, V: Tensor, objective: Objective, B: int
+) -> Callable[[], None]:
+    """Return a training step of a backend, with sampling. Each call uses the next batch."""
     U, V = U.clone(), V.clone()
     user_state, item_state = torch.zeros_like(U), torch.zeros_like(V)
     number = 0
@@ -81,22 +84,22 @@ def backend_step(backend: Any, plan: ListPlan, U: Tensor, V: Tensor, objective: 
         start = number * B % (plan.n_lists // B * B)
         number += 1
         batch = backend.sample_lists(plan, 0, start, start + B)
-        x = backend.list_gradients(U, V, batch, objective)
-        # items first: their gradient is taken at the users' rows as they were
-        backend.update_rows(V, item_state, GradientTerms.of_items(batch, x.g, U), 0.05, objective.score)
-        backend.update_rows(U, user_state, GradientTerms.of_users(batch.users, x.user_grad), 0.05, "dot")
+        lists = backend.list_gradients(U, V, batch, objective)
+        # items first: their gradient uses the user rows from before the update
+        backend.update_rows(V, item_state, GradientTerms.of_items(batch, lists.g, U), 0.05, objective.score)
+        backend.update_rows(U, user_state, GradientTerms.of_users(batch.users, lists.user_grad), 0.05, "dot")
 
     return step
 
 
 def matrix_product(queries: Tensor, V: Tensor, block: int = 512) -> Callable[[], None]:
-    """Every score, in blocks of queries that are overwritten: the floor of any ranking by dense products."""
+    """Compute every score in blocks of queries, into one buffer: a lower bound for rankings by dense products."""
     out = torch.empty(block, len(V), device=V.device)
 
     def run() -> None:
         for i in range(0, len(queries), block):
-            part = queries[i : i + block]
-            torch.mm(part, V.T, out=out[: len(part)])
+            rows = queries[i : i + block]
+            torch.mm(rows, V.T, out=out[: len(rows)])
 
     return run
 
@@ -104,7 +107,7 @@ def matrix_product(queries: Tensor, V: Tensor, block: int = 512) -> Callable[[],
 def blocked_topk(
     queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, Tensor], block: int = 512
 ) -> Callable[[], None]:
-    """Matrix product, mask and torch.topk by blocks of queries."""
+    """Rank with a matrix product, a mask and torch.topk in blocks of queries."""
     indptr, indices = seen[0], seen[1].long()
 
     def run() -> None:
@@ -119,7 +122,7 @@ def blocked_topk(
 
 
 def implicit_model(queries: Tensor, V: Tensor) -> Any:
-    """A model of implicit with these factors, BLAS threads off as it advises; None if it is not installed."""
+    """Return a model of implicit with these factors and, as implicit advises, one BLAS thread; None without implicit."""
     try:
         from implicit.als import AlternatingLeastSquares
         from threadpoolctl import threadpool_limits
@@ -132,7 +135,7 @@ def implicit_model(queries: Tensor, V: Tensor) -> Any:
 
 
 def implicit_recommend(queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, Tensor]) -> Callable[[], None] | None:
-    """The recommend of implicit on these factors; None if it is not installed."""
+    """Return a run of implicit's recommend with these factors; None if implicit is not installed."""
     model = implicit_model(queries, V)
     if model is None:
         return None
@@ -150,7 +153,7 @@ def implicit_recommend(queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, T
 
 
 def implicit_evaluate(queries: Tensor, V: Tensor, k: int, train: Any, test: Any) -> Callable[[], None] | None:
-    """The evaluation of implicit on these factors, for scipy matrices; None if it is not installed."""
+    """Return a run of implicit's evaluation with these factors and scipy matrices; None if it is not installed."""
     model = implicit_model(queries, V)
     if model is None:
         return None

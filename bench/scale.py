@@ -1,10 +1,10 @@
-"""How time and memory grow with the data: synthetic Melon at 0.1, 1 and 4 times its size.
+"""Time and memory for data of different sizes: synthetic Melon at 0.1, 1 and 4 times its size.
 
     python -m bench.scale [--scales 0.1,1,4] [--epochs 2] [--factors 64]
 
-Least memory: factors and Adagrad's state, 2 * 4 (M + N) d bytes, and the interactions, 4 bytes each and 8 per user.
-Each size trains and evaluates in a process of its own, whose peak resident memory less that of the imports alone is
-set against that least.
+The least memory is that of the factors and Adagrad's state, 2 * 4 (M + N) d bytes, and of the interactions, 4 bytes
+each and 8 for each user. Each size is trained and evaluated in a new process. Its peak resident memory, minus the memory
+after the imports, is compared with the least memory.
 """
 
 import argparse
@@ -14,19 +14,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def measure(path: str, epochs: int, factors: int) -> None:
-    """Train and evaluate in this process; print what it took."""
+    """Train and evaluate in this process; print time and memory."""
     from drm_triton import DRM, Dataset
     from drm_triton.bench.record import environment
     from drm_triton.data.prepare.synthetic import Shape, generate
     from drm_triton.kernels import get_backend
     from drm_triton.training.preflight import memory_estimate
 
-    # Load and compile everything on tiny data first: what the program itself needs, whatever the data.
+    # Import and compile everything with tiny data first, to measure the memory that does not depend on the data.
     users, items = generate(Shape(50, 40, 400), 0)
     import polars as pl
 
@@ -36,7 +37,7 @@ def measure(path: str, epochs: int, factors: int) -> None:
 
     data = Dataset.load(path)
     model = DRM(factors=factors, epochs=epochs, eval_every=0)
-    records: list[dict] = []
+    records: list[dict[str, Any]] = []
     began = time.perf_counter()
     model.fit(data, [lambda end: records.append(end.record)])
     fitted = time.perf_counter() - began
@@ -64,11 +65,12 @@ def measure(path: str, epochs: int, factors: int) -> None:
 
 
 def resident() -> int:
-    """Bytes resident now."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def peak() -> int:
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -96,9 +98,9 @@ def main() -> None:
         row = rows[-1]
         print(
             f"scale {scale}: {row['users']:,} x {row['items']:,}, {row['interactions']:,}: "
-            f"{row['epoch_seconds']:.1f} s an epoch ({row['lists_per_second']:,.0f} lists/s), "
-            f"first factors {row['initial_seconds']:.1f} s, evaluation {row['evaluate_seconds']:.1f} s, "
-            f"peak {row['peak_bytes'] / 2**20:,.0f} MiB = {row['times_least']:.2f} times the least",
+            f"{row['epoch_seconds']:.1f} s per epoch ({row['lists_per_second']:,.0f} lists/s), "
+            f"initial factors {row['initial_seconds']:.1f} s, evaluation {row['evaluate_seconds']:.1f} s, "
+            f"peak {row['peak_bytes'] / 2**20:,.0f} MiB = {row['times_least']:.2f} times the least memory",
             flush=True,
         )
     RESULTS.mkdir(exist_ok=True)

@@ -1,17 +1,16 @@
-"""The service over a real socket: top-10 lists of 28.8K items, d = 64.
+"""Latency and throughput of the service over a socket: top 10 of 28.8K items, d = 64.
 
     python -m bench.serve [--rate 500] [--connections 32] [--seconds 10] [--rounds 3]
 
 `drm-triton serve` runs in one process and the client in another, on the same cores, with keep-alive connections. Each
-request is for the top-10 of a random user, without what the user has. Two ways to ask:
+request is for the top 10 of a random user, without seen items. Modes:
 
-    rate   : as many requests a second as told, each sent when its time has come, on whichever connection is free. The
-             latency counts from that time, so a request that had to wait for the service is not flattered.
-    closed : every connection sends its next request when it has the answer to the last: how much the service can do.
+    rate   : a fixed number of requests per second, each sent at its due time on a free connection. The latency counts
+             from the due time, so it includes the time that a request waits for a connection.
+    closed : each connection sends its next request when the last response has arrived. This measures the throughput.
+    likes  : like closed, for `POST /recommendations` with 10 liked items, which fits a vector for each request.
 
-Beside them: the same closed loop over `POST /recommendations` with 10 liked items, which fits a vector for each.
-
-The scores of one list are 28.8K x 64 multiply-adds, 7.4 MB to read.
+The scores of one request are 28.8K x 64 multiply-adds and read 7.4 MB.
 """
 
 import argparse
@@ -35,7 +34,7 @@ WARM_UP = 1.0  # seconds, not counted
 
 
 class Connection:
-    """A keep-alive connection that knows as much of HTTP as it needs: the client must not be what is measured."""
+    """A keep-alive connection with a minimal HTTP client, so that the client costs little time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -44,7 +43,8 @@ class Connection:
     async def open(cls, port: int) -> "Connection":
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    async def ask(self, request: bytes) -> Any:
+    async def send(self, request: bytes) -> bytes:
+        """Send a request and return the body of the response."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         body = await self.reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
@@ -53,24 +53,26 @@ class Connection:
         return body
 
 
-def of_user() -> bytes:
+def user_request() -> bytes:
+    """Return a request for a random user."""
     return f"GET /recommendations?user={random.randrange(USERS)}&k={K} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
 
 
-def of_likes() -> bytes:
+def likes_request() -> bytes:
+    """Return a request for a new user with random liked items."""
     body = json.dumps({"liked": random.sample(range(ITEMS), LIKED), "k": K}).encode()
     head = "POST /recommendations HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def closed(port: int, connections: int, seconds: float, request: Callable[[], bytes]) -> dict[str, float]:
-    """Ask without pause on every connection."""
+    """Send requests without pause on every connection."""
     start = time.perf_counter() + WARM_UP
     times: list[float] = []
 
     async def work(connection: Connection) -> None:
         while (sent := time.perf_counter()) < start + seconds:
-            await connection.ask(request())
+            await connection.send(request())
             if sent >= start:
                 times.append(time.perf_counter() - sent)
 
@@ -79,7 +81,7 @@ async def closed(port: int, connections: int, seconds: float, request: Callable[
 
 
 async def at_rate(port: int, connections: int, seconds: float, rate: float) -> dict[str, float]:
-    """Ask so many times a second, whatever the service does."""
+    """Send `rate` requests per second, regardless of the responses."""
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(connections):
         free.put_nowait(await Connection.open(port))
@@ -88,7 +90,7 @@ async def at_rate(port: int, connections: int, seconds: float, rate: float) -> d
 
     async def one(due: float) -> None:
         connection = await free.get()
-        await connection.ask(of_user())
+        await connection.send(user_request())
         free.put_nowait(connection)
         if due >= start + WARM_UP:
             times.append(time.perf_counter() - due)
@@ -104,6 +106,7 @@ async def at_rate(port: int, connections: int, seconds: float, rate: float) -> d
 
 
 def summary(times: list[float], seconds: float) -> dict[str, float]:
+    """Return throughput and latencies."""
     p50, p99 = np.quantile(times, [0.5, 0.99]) * 1e3
     return {
         "requests_per_second": round(len(times) / seconds, 1),
@@ -115,16 +118,16 @@ def summary(times: list[float], seconds: float) -> dict[str, float]:
 
 
 def client(port: int, mode: str, connections: int, seconds: float, rate: float) -> None:
-    """Run in a process of its own; prints the summary."""
+    """Run the client, in a separate process, and print the summary."""
     if mode == "rate":
         result = asyncio.run(at_rate(port, connections, seconds, rate))
     else:
-        result = asyncio.run(closed(port, connections, seconds, of_likes if mode == "likes" else of_user))
+        result = asyncio.run(closed(port, connections, seconds, likes_request if mode == "likes" else user_request))
     print(json.dumps(result))
 
 
 def make_model(path: Path) -> None:
-    """A model of the size of SketchFab's, barely trained: what the factors are does not change the work."""
+    """Train a model of the size of SketchFab for one epoch. The values of the factors do not change the work."""
     import polars as pl
 
     from drm_triton import DRM, Dataset
@@ -142,7 +145,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", type=Path, help="a model of that size, instead of making one")
+    parser.add_argument("--model", type=Path, help="use this model instead of training one")
     parser.add_argument("--client", nargs=2, metavar=("PORT", "MODE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:
@@ -166,12 +169,13 @@ def main() -> None:
 
 
 def measure(port: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the client in each mode, for some rounds."""
     rows = []
-    ways = [("rate", args.connections), ("closed", 1), ("closed", args.connections), ("likes", args.connections)]
+    modes = [("rate", args.connections), ("closed", 1), ("closed", args.connections), ("likes", args.connections)]
     for number in range(args.rounds):
-        for mode, connections in ways:
-            asked = ["--connections", connections, "--seconds", args.seconds, "--rate", args.rate]
-            command = [sys.executable, "-m", "bench.serve", "--client", port, mode, *map(str, asked)]
+        for mode, connections in modes:
+            options = ["--connections", connections, "--seconds", args.seconds, "--rate", args.rate]
+            command = [sys.executable, "-m", "bench.serve", "--client", port, mode, *map(str, options)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             row = {"round": number + 1, "mode": mode, "connections": connections, **json.loads(done.stdout)}
             row["load"] = environment()["load"]

@@ -1,20 +1,20 @@
-"""Training and evaluation throughput against the peers, raced in one run on all cores, interleaved, medians.
+"""Throughput of training and evaluation compared with other libraries: interleaved in one run, all cores, medians.
 
     python -m bench.throughput [--users 15500 --items 28800 --interactions 558000 --factors 64]
-                               [--buffalo PYTHON]   an interpreter that has buffalo (it pins an old NumPy)
+                               [--buffalo PYTHON]   a Python with buffalo (it needs an old NumPy)
 
-Work of one list (n = rho + eta items, d factors): two gathers of n d floats (scores and user gradient share one; the
-update of the items gathers users' rows), about 6 n d multiply-adds and 8 n^2 operations for the pairs. Every negative
-drawn is scored, ranked, and its row updated. By default groups of lists share their draws, and read these rows once for
-all; "share 1" draws them for each list anew.
+Work of one list (n = rho + eta items, d factors): two gathers of n d floats (scores and user gradient use one; the
+update of the items gathers user rows), about 6 n d multiply-adds and 8 n^2 operations for the pairs. Every sampled
+negative is scored and ranked, and its row is updated. By default groups of lists share their negatives and read these
+rows once for all lists of a group. With "share 1" each list samples its own negatives.
 
-WARP does less: it draws negatives until one violates the margin, scores them, and updates that one alone. It is given
-as many draws as ours has negatives per positive (max_sampled = eta / rho), and how many it really made is counted on
-the trained model, so that both speeds are told: positives per second, and sampled negatives per second. The limit
-printed is what the two gathers alone would allow with share 1, measured with the same rows and prefetching.
+WARP does less: it samples negatives until one violates the margin, scores them, and updates only that one. It may sample
+as many negatives as ours has for each positive (max_sampled = eta / rho). The actual number is computed from the trained
+model, so that both positives per second and sampled negatives per second are printed. The printed limit is the time of
+the two gathers alone with share 1, for the same rows and with the same prefetching.
 
-Evaluation: the 50 best unseen items of all users and the metrics of them, against implicit's ranking_metrics_at_k
-(`bench.kernels` races the ranking alone).
+Evaluation: find the 50 best unseen items of all users and compute the metrics, compared with ranking_metrics_at_k of
+implicit. `bench.kernels` measures the ranking alone.
 """
 
 import argparse
@@ -46,12 +46,12 @@ from drm_triton.training.step import list_plan, objective_of
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
-EPOCHS_BEFORE = 10  # of WARP before it is timed: it samples more as it learns
-BUFFALO_EPOCHS = 5  # timed
+EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
+BUFFALO_EPOCHS = 5  # timed epochs
 
 
 def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Callable[[], None]]:
-    """A trained model, and one more epoch of its training."""
+    """Return a trained model, and a function that trains it for one more epoch."""
     from lightfm import LightFM
 
     model = LightFM(loss="warp", no_components=factors, max_sampled=draws, random_state=0)
@@ -65,7 +65,10 @@ def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Callable[[], Non
 
 
 def mean_draws(model: Any, train: CSR, draws: int, sample: int = 3000) -> float:
-    """Negatives that WARP draws for a positive on average: a draw violates with probability p, `draws` is the most."""
+    """Return the mean number of negatives that WARP samples for a positive, at most `draws`.
+
+    A sampled negative violates the margin with probability p, which is computed for `sample` positives.
+    """
     interactions = train.to_scipy().tocoo()
     pick = np.random.default_rng(0).integers(0, train.nnz, sample)
     scores = model.user_embeddings[interactions.row[pick]] @ model.item_embeddings.T + model.item_biases
@@ -76,13 +79,13 @@ def mean_draws(model: Any, train: CSR, draws: int, sample: int = 3000) -> float:
 
 @allocating
 def gather_lists(start, stop, U, V, users, items, scores):  # type: ignore[no-untyped-def]
-    """Read the rows of the lists, once; the scores keep the reading from being optimised away."""
+    """Read the rows of the lists once. The scores are written so that the compiler cannot remove the reads."""
     for b in range(start, stop):
         score_items(U[users[b]], V, items[b], items[min(b + 1, stop - 1)], False, scores[b])
 
 
 def gather(U: Tensor, V: Tensor, users: Tensor, items: Tensor) -> Callable[[], None]:
-    """The rows of a batch read once on all threads."""
+    """Return a function that reads the rows of a batch once, on all threads."""
     arrays = [x.numpy() for x in (U, V, users, items, torch.empty(items.shape))]
     return lambda: threads.split(gather_lists, len(users), 16, *arrays)
 
@@ -107,7 +110,7 @@ print(json.dumps(time.perf_counter() - began))
 
 
 def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 3) -> float:
-    """Positives per second of buffalo's WARP, in its own interpreter: a longer training less a shorter one."""
+    """Return positives per second of buffalo's WARP: a long training minus a short one, in another interpreter."""
     import scipy.io
 
     def seconds(code: str) -> float:
@@ -131,17 +134,19 @@ def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 
 
 
 def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) -> list[Row]:
-    """Positives and sampled negatives per second of each trainer."""
-    ops, device = get_backend("cpu"), torch.device("cpu")
+    """Measure positives and sampled negatives per second of each trainer."""
+    backend, device = get_backend("cpu"), torch.device("cpu")
     config = TrainConfig(factors=factors, rho=rho, eta=eta, init="normal")
-    plan, own_plan = (list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1))
+    plan, unshared_plan = (
+        list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1)
+    )
     state, per_positive = initial_state(config, train, device), eta // rho
-    users, items, _ = ops.sample_lists(own_plan, 0, 0, BATCH)
+    users, items, _ = backend.sample_lists(unshared_plan, 0, 0, BATCH)
     warp, epoch = lightfm(train, factors, per_positive)
     times = race(
         {
-            "ours": rivals.backend_step(ops, plan, state.U, state.V, objective_of(config), BATCH),
-            "ours, share 1": rivals.backend_step(ops, own_plan, state.U, state.V, objective_of(config), BATCH),
+            "ours": rivals.backend_step(backend, plan, state.U, state.V, objective_of(config), BATCH),
+            "ours, share 1": rivals.backend_step(backend, unshared_plan, state.U, state.V, objective_of(config), BATCH),
             "plain PyTorch, dense": rivals.torch_step(state.U, state.V, users, items, rho, sparse=False),
             "plain PyTorch, sparse": rivals.torch_step(state.U, state.V, users, items, rho, sparse=True),
             "LightFM WARP": epoch,
@@ -171,7 +176,7 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
 
 
 def evaluation(data: Dataset, factors: int) -> list[Row]:
-    """Users per second whose 50 best unseen items are found and measured."""
+    """Measure the users per second for whom the 50 best unseen items are found and evaluated."""
     state = initial_state(TrainConfig(factors=factors, init="normal"), data.train, torch.device("cpu"))
     ranker = factor_ranker(get_backend("cpu"), state.U, state.V, "dot")
     train, test = (x.to_scipy().copy() for x in (data.train, data.test))  # memory-mapped arrays are read-only
@@ -195,7 +200,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=28_800)
     parser.add_argument("--interactions", type=int, default=558_000)
     parser.add_argument("--factors", type=int, default=64)
-    parser.add_argument("--buffalo", help="interpreter that has buffalo")
+    parser.add_argument("--buffalo", help="Python interpreter with buffalo")
     args = parser.parse_args()
     users, items = generate(Shape(args.users, args.items, args.interactions), 0)
     data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), ratios=(80, 0, 20))
@@ -205,11 +210,11 @@ def main() -> None:
         print(f"lists of {title}, batches of {BATCH}, d = {args.factors}")
         for row in training(train, args.factors, rho, eta, args.buffalo):
             rows.append(row)
-            told = f"{row['trainer']:<30}{row['positives_per_second']:>12,.0f} positives/s"
-            told += f", ours {row['ours_times']:.2f} times"
+            line = f"{row['trainer']:<30}{row['positives_per_second']:>12,.0f} positives/s"
+            line += f", ours {row['ours_times']:.2f} times"
             if row["negatives_per_second"]:
-                told += f"; {row['negatives_per_positive']:.1f} negatives each: {row['negatives_per_second']:,.0f}/s"
-            print("  " + told, flush=True)
+                line += f"; {row['negatives_per_positive']:.1f} negatives per positive: {row['negatives_per_second']:,.0f}/s"
+            print("  " + line, flush=True)
     for row in evaluation(data, args.factors):
         rows.append(row)
         print(f"  {row['evaluation']:<30}{row['users_per_second']:>12,.0f} users/s, ours {row['ours_times']:.2f} times")

@@ -1,10 +1,10 @@
-"""Seconds of training until a model is as good as the best peer ends up: validation NDCG@10 over time.
+"""Validation NDCG@10 over seconds of training: when does each model reach the final quality of the others?
 
     python -m bench.time_to_quality --data PATH [--sets citeulike,amazon]
 
-Every model trains with the setting that `bench.quality` chose for it, on all cores, one after the other in one run;
-validation is not counted. LightFM's curve is one training; the others are trained anew for each number of epochs.
-Result: results/time_to_quality.json and .png.
+Each model trains with the options that `bench.quality` chose for it, on all cores, one after the other in one run. The
+time of validation is not counted. The curve of LightFM is one training. The other models are trained again for each
+number of epochs. The results are results/time_to_quality.json and .png.
 """
 
 import argparse
@@ -30,21 +30,21 @@ EPOCHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 
 
 class Clock:
-    """Stops while a model is being measured."""
+    """Measures seconds of training. It stops during an evaluation."""
 
     def __init__(self, data: Dataset) -> None:
-        self.data, self.curve, self.ops = data, Curve(), get_backend("cpu")
-        self.lost, self.began = 0.0, time.perf_counter()
+        self.data, self.curve, self.backend = data, Curve(), get_backend("cpu")
+        self.evaluating, self.began = 0.0, time.perf_counter()
 
     def measure(self, factors: peers.Factors, score: Score = "dot") -> None:
         now = time.perf_counter()
-        means = evaluate(factor_ranker(self.ops, *factors, score), self.data.train, self.data.valid, (10,)).means
-        self.curve.append((now - self.began - self.lost, means["ndcg@10"]))
-        self.lost += time.perf_counter() - now
+        means = evaluate(factor_ranker(self.backend, *factors, score), self.data.train, self.data.valid, (10,)).means
+        self.curve.append((now - self.began - self.evaluating, means["ndcg@10"]))
+        self.evaluating += time.perf_counter() - now
 
 
 def ours(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
-    """Trained anew for each number of epochs: the learning rate falls to 0 over those that there are."""
+    """Train once for each number of epochs, because the learning rate falls to 0 over the epochs of a training."""
     curve = Curve()
     for epochs in [*(e for e in EPOCHS if e < options["epochs"]), options["epochs"]]:
         clock = Clock(data)
@@ -56,12 +56,12 @@ def ours(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
 
 def lightfm(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
     clock = Clock(data)
-    peers.warp(data.train, 0, threads, each=clock.measure, **options)
+    peers.warp(data.train, 0, threads, after_epoch=clock.measure, **options)
     return clock.curve
 
 
 def implicit(fit: Callable[..., peers.Factors], steps: list[int]) -> Callable[..., Curve]:
-    """A model of implicit is trained anew for each number of iterations: it does not show its factors on the way."""
+    """Train a model of implicit once for each number of iterations; it has no callback during training."""
 
     def run(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
         curve = Curve()
@@ -92,7 +92,7 @@ def main() -> None:
     threads, curves = torch.get_num_threads(), {}
     for name in args.sets.split(","):
         data = Dataset.load(prepared(name, args.data))
-        DRM(epochs=1, factors=64, eval_every=0).fit(data)  # compile first: it is cached, and reported by bench.kernels
+        DRM(epochs=1, factors=64, eval_every=0).fit(data)  # compile; bench.kernels measures the compilation
         curves[name] = {
             model: run(data, chosen(name, model, args.budget)["options"], threads) for model, run in MODELS.items()
         }
@@ -103,16 +103,16 @@ def main() -> None:
 
 
 def summary(name: str, curves: dict[str, Curve]) -> None:
-    """Print when our models are as good as each peer ends up, and how long the peer took."""
+    """Print the final quality of each model, and when our models reach it."""
     for peer, curve in curves.items():
         seconds, final = curve[-1]
         if peer.startswith("DRM"):
-            print(f"{name}: {peer} ends at NDCG@10 {final:.4f} after {seconds:.1f} s")
+            print(f"{name}: {peer} reaches NDCG@10 {final:.4f} after {seconds:.1f} s")
             continue
-        print(f"{name}: {peer} ends at NDCG@10 {final:.4f} after {seconds:.1f} s", end="")
+        print(f"{name}: {peer} reaches NDCG@10 {final:.4f} after {seconds:.1f} s", end="")
         for model in (model for model in curves if model.startswith("DRM")):
             reached = [when for when, value in curves[model] if value >= final]
-            print(f"; {model} is there in {reached[0]:.1f} s" if reached else f"; {model} never", end="")
+            print(f"; {model} after {reached[0]:.1f} s" if reached else f"; {model} does not reach it", end="")
         print()
 
 

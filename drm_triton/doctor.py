@@ -223,7 +223,7 @@ def _toy(
     U, V = (torch.from_numpy(rows).to(device, dtype) for rows in (start[:N_USERS], start[N_USERS:]))
     # Adagrad's sums start above 0. From 0 the first step is the sign of the gradient, which amplifies rounding.
     state = State(U, V, torch.full_like(U, 0.1), torch.full_like(V, 0.1))
-    config = TrainConfig(factors=FACTORS, score=score, eta=ETA)
+    config = TrainConfig(factors=FACTORS, score=score, eta=ETA, batch_size=BATCH, share=SHARE)
     plan = list_plan(config, interactions, device)
     batches = []
     for step in range(STEPS):
