@@ -5,8 +5,8 @@
 A tenth of the users is held out. Four fifths of their items are the history, the other items are relevant. Methods:
     fold-in     train on the other users, then fold in the held-out users
     trained in  train on the histories of the held-out users too
-    same items  fold in with the item factors of `trained in`. The difference to `trained in` is the loss of quality from
-                folding in alone, without that from item factors that were trained on fewer users.
+    same items  fold in with the item factors of `trained in`. The difference to `trained in` is the loss from folding
+                in alone, without the loss from item factors that were trained on fewer users.
     mean        the mean factors of the history
     popularity  the items with the most interactions
 

@@ -1,19 +1,20 @@
-"""The kernels raced against plain torch, and how their cost grows. Shapes are SketchFab's unless said otherwise.
+"""Time of the kernels compared with plain torch, and for different sizes. The default sizes are those of SketchFab.
 
-Operations and bytes of one list of n items, K ranks, d factors (float32 and int32; each row counted once, as if no
-cache held it), r rows touched per list in a batch:
+Operations and bytes of one list of n items, K ranks and d factors, with r rows updated per list in a batch. Numbers are
+float32 and int32. Each row counts once, as if no cache contained it.
 
     sample      n / 4 Philox blocks and a binary search per negative         writes 4 (n + 1)
     gradients   4 n d  +  8 n^2  +  40 n K flops     reads 4 (n d + d + n)    writes 4 (2 n + d + 4)
     update      2 n d  +  8 d r flops                reads 4 (n d + 3 n) + 8 d r    writes 8 d r
     drm alone   8 n^2  +  40 n K flops               reads 8 n                writes 4 n
-    top-K       2 N d flops per query                reads 4 (N d / BLOCK + d)    writes 8 K
+    top-K       2 N d flops per query                reads 4 (N d / m + d)   writes 8 K
 
-The pairs are 8 n^2, but about 4 n log2 n on the CPU beyond PAIRWISE_MAX items, where it sorts.
+m queries share one read of the items. The pairs take 8 n^2 operations, or about 4 n log2 n on the CPU for lists longer
+than PAIRWISE_MAX items, which are sorted.
 
-At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients and 6 kflop for the update, 25 kB read in all.
-Shares are these counts over the measured time, of this machine's own peaks (fused multiply-adds and copies on a CPU, a
-float32 matrix product and copies on a GPU), measured in the same run with all threads.
+At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients, 6 kflop for the update, 25 kB read in total. The percentages
+are these counts divided by the measured time, relative to the peaks of the machine: fused multiply-adds and copies on a
+CPU, a float32 matrix product and copies on a GPU. The peaks are measured in the same run with all threads.
 
     python -m bench.kernels [--only drm,step] [--quick]      prints the tables, writes bench/results/kernels.*
 """
@@ -45,15 +46,15 @@ from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
-from drm_triton.kernels.protocol import GradientTerms, ListPlan, Objective
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
 
-INTERACTIONS_PER_USER = 36  # SketchFab's
-DEPTH = 64  # of the tile that measures the peak
+INTERACTIONS_PER_USER = 36  # as in SketchFab
+DEPTH = 64  # factors of the tile that measures the peak
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the races are run at; the defaults are SketchFab's numbers and the paper's lists."""
+    """Sizes of the comparisons. The defaults are those of SketchFab, with the lists of the paper."""
 
     users: int = 15_500
     items: int = 28_800
@@ -65,15 +66,21 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if value < 1:
-                raise InputError(f"bench kernels: {name} must be at least 1, got {value}")
+                raise InputError(f"bench kernels: `{name}` must be at least 1, got {value}")
+        if self.batch % TrainConfig.share:
+            raise InputError(
+                f"bench kernels: `batch` must be a multiple of {TrainConfig.share}, the number of lists that share "
+                f"negatives, got {self.batch}"
+            )
 
     @property
     def n(self) -> int:
+        """Items in a list."""
         return self.rho + self.eta
 
 
-def backend() -> tuple[Any, str]:
-    """The backend to time, and its device: the GPU's if there is one."""
+def backend_and_device() -> tuple[Backend, str]:
+    """Return the backend to time and its device: the GPU if there is one."""
     if torch.cuda.is_available():
         from drm_triton.kernels import gpu
 
@@ -82,14 +89,19 @@ def backend() -> tuple[Any, str]:
 
 
 def factors(rows: int, d: int, device: str, seed: int) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, d, generator=g) / (4 * d**0.5)).to(device)
+    """Return random factors."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, d, generator=generator).div(4 * d**0.5).to(device)
 
 
 def make_plan(
     n_items: int, rho: int, eta: int, device: str, users: int = Sizes.users, share: int = TrainConfig.share
 ) -> ListPlan:
-    """Interactions of SketchFab's number per user, their sizes log-normal, some items far more popular than others."""
+    """Return a plan of lists for random interactions.
+
+    The mean number of interactions of a user is that of SketchFab, and its distribution is log-normal. Some items are
+    far more popular than others.
+    """
     rng = np.random.default_rng(0)
     degree = np.clip(rng.lognormal(np.log(INTERACTIONS_PER_USER) - 0.5, 1, users), 1, 2000).astype(int)
     order = rng.permutation(n_items).astype(np.int32)
@@ -101,7 +113,7 @@ def make_plan(
 
 
 def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, float]:
-    """Operations and bytes of one list, or of one query of top-K, as counted above."""
+    """Return the operations and bytes of one list, or of one query of top-K, as counted at the top of this file."""
     n, d, K, N, r = sizes.get("n", 0), sizes.get("d", 0), sizes["K"], sizes.get("items", 0), rows_per_list
     by_pairs = torch.cuda.is_available() or n <= PAIRWISE_MAX
     pairs = 8 * n * n if by_pairs else 4 * n * math.log2(n)
@@ -115,7 +127,7 @@ def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, f
 
 
 def query_block() -> int:
-    """Queries that share one reading of an item."""
+    """Return the number of queries that share one read of an item."""
     if not torch.cuda.is_available():
         return BLOCK
     from drm_triton.kernels.gpu.topk import BLOCK_M
@@ -127,10 +139,12 @@ def query_block() -> int:
 
 
 def peaks(size: Sizes, quick: bool) -> list[Row]:
-    """Copy bandwidth and multiply-add rate: the top-K micro-kernel on data in the first-level cache, or on a GPU
+    """Measure copy bandwidth and multiply-add rate.
+
+    The multiply-add rate is that of the top-K micro-kernel on data in the first-level cache or, on a GPU, that of
     torch's product of float32 matrices.
     """
-    _, device = backend()
+    _, device = backend_and_device()
     bandwidth_bytes = 2**28 if quick else 2**30
     source = torch.ones(bandwidth_bytes // 4, device=device)
     target = torch.empty_like(source)
@@ -156,16 +170,19 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
 
 @allocating
 def fma_rounds(rounds, queries, panel, per_item, per_query, offset, hits):  # type: ignore[no-untyped-def]
+    """Run the micro-kernel of top-K `rounds` times on the same tile."""
     for _ in range(rounds):
-        filter_panel(queries, 0, DEPTH, panel, 0, per_item, per_item, offset, per_query, per_query, hits)
+        filter_panel(  # type: ignore[call-arg]  # an intrinsic: Numba supplies the first argument
+            queries, 0, DEPTH, panel, 0, per_item, per_item, offset, per_query, per_query, hits
+        )
 
 
-# --------------------------------------------------------------------------------------------------------- races
+# --------------------------------------------------------------------------------------------------- comparisons
 
 
 def drm(size: Sizes, quick: bool) -> list[Row]:
-    """DRM loss and gradient alone."""
-    ours, device = backend()
+    """Compare the DRM loss and gradient alone."""
+    ours, device = backend_and_device()
     B, n, K = size.batch, size.n, size.rho
     s = torch.randn(B, n, generator=torch.Generator().manual_seed(0)).to(device)
     y = (torch.arange(n, device=device) < size.rho).float().expand(B, n).contiguous()
@@ -179,8 +196,8 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
     try:
         compiled(s, y, w, 1.0, mask)
         runners["torch.compile of the closed form"] = lambda: compiled(s, y, w, 1.0, mask)
-    except Exception as error:  # a missing C++ compiler, mostly
-        print(f"torch.compile left out: {str(error).splitlines()[0]}")
+    except Exception as error:  # usually a missing C++ compiler
+        print(f"torch.compile is not measured: {str(error).splitlines()[0]}")
     times = race(runners, seconds=10, least=3 if quick else 7)
     sizes = {"B": B, "n": n, "K": K}
     flops, moved = counted("drm", sizes)
@@ -188,37 +205,37 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
 
 
 def step(size: Sizes, quick: bool) -> list[Row]:
-    """One training step; our sampling is counted, torch's is not.
+    """Compare one training step. Our time includes sampling, that of torch does not.
 
-    Several batch sizes: a larger one updates a repeated row once for more lists.
+    A larger batch contains more lists with the same row, which is updated once.
     """
-    ours, device = backend()
+    ours, device = backend_and_device()
     n, d, rho = size.n, size.factors, size.rho
-    plan, own_plan = (
+    plan, unshared_plan = (
         make_plan(size.items, size.rho, size.eta, device, size.users, share) for share in (TrainConfig.share, 1)
     )
     U, V = factors(size.users, d, device, 1), factors(size.items, d, device, 2)
     rows = []
     for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
-        users, items, _ = ours.sample_lists(own_plan, 1, 0, B)
+        users, items, _ = ours.sample_lists(unshared_plan, 1, 0, B)
         runners: dict[str, Callable[[], object]] = {
             "ours": rivals.backend_step(ours, plan, U, V, Objective(rho), B),
-            "ours, share 1": rivals.backend_step(ours, own_plan, U, V, Objective(rho), B),
+            "ours, share 1": rivals.backend_step(ours, unshared_plan, U, V, Objective(rho), B),
             "torch, dense gradients": rivals.torch_step(U, V, users, items, rho, sparse=False),
             "torch, sparse gradients": rivals.torch_step(U, V, users, items, rho, sparse=True),
         }
         times = race(runners, seconds=10, least=3 if quick else 7)
         sizes = {"B": B, "n": n, "d": d, "K": rho}
-        r = (len(items.unique()) + len(users.unique())) / B
-        parts = [counted(name, sizes, r) for name in ("sample", "gradients", "update")]
-        flops, moved = (B * sum(part) for part in zip(*parts, strict=True))
+        r = (len(torch.unique(items)) + len(torch.unique(users))) / B
+        counts = [counted(name, sizes, r) for name in ("sample", "gradients", "update")]
+        flops, moved = (B * sum(values) for values in zip(*counts, strict=True))
         rows += rows_of("step", times, sizes, flops, moved)
     return rows
 
 
 def topk(size: Sizes, quick: bool) -> list[Row]:
-    """The 50 best of all items for all users, seen items left out."""
-    ours, device = backend()
+    """Compare finding the 50 best unseen items of all users."""
+    ours, device = backend_and_device()
     k, d = min(50, size.items), size.factors
     plan = make_plan(size.items, size.rho, size.eta, device, size.users)
     queries, V, seen = factors(size.users, d, device, 3), factors(size.items, d, device, 4), (plan.indptr, plan.indices)
@@ -231,9 +248,9 @@ def topk(size: Sizes, quick: bool) -> list[Row]:
     if other is not None:
         runners["implicit, recommend"] = other
     elif device == "cpu":
-        print("implicit left out: not installed (pip install 'drm-triton[bench]')")
+        print("implicit is not measured: it is not installed (pip install 'drm-triton[bench]')")
     else:
-        print("implicit left out: the rival is its recommend on the CPU")
+        print("implicit is not measured: the comparison is with its recommend on the CPU")
     times = race(runners, seconds=15, least=3 if quick else 5)
     sizes = {"m": size.users, "items": size.items, "d": d, "K": k}
     flops, moved = counted("top-k", sizes)
@@ -241,9 +258,9 @@ def topk(size: Sizes, quick: bool) -> list[Row]:
 
 
 def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, moved: float) -> list[Row]:
-    """A row for each runner; `times_ours` is how many times our time it takes.
+    """Return one row for each runner. `times_ours` is its time divided by ours.
 
-    The rate is that of the work as we count it, for a rival too: what it does beyond that is its own affair.
+    The rates of all runners are for the operations that our kernels need, even if a runner does more.
     """
     return [
         {"section": section, "name": name, **sizes, "seconds": t, "times_ours": t / times["ours"]}
@@ -256,7 +273,7 @@ def rows_of(section: str, times: dict[str, float], sizes: Row, flops: float, mov
 
 
 def scaling(size: Sizes, quick: bool) -> list[Row]:
-    """Time per list, or query, of each operation along each size it depends on; the others at their usual value."""
+    """Measure the time of each operation per list or query, with one size varied at a time."""
     rows: list[Row] = []
     grid: dict[str, list[int]] = {
         "n": [16, 32, 48, 64, 80, 128, 256, 512, 1024],
@@ -277,7 +294,7 @@ def scaling(size: Sizes, quick: bool) -> list[Row]:
 def along(
     grid: dict[str, list[int]], usual: Row, measure: Callable[[Row, float], dict[str, Any]], quick: bool
 ) -> list[Row]:
-    """A row for each operation at each size, with the time per list or query and the rates of the counted work."""
+    """Return one row for each operation and size, with the time per list or query and the rates."""
     rows = []
     for axis, values in grid.items():
         for value in values[::2] if quick else values:
@@ -290,7 +307,7 @@ def along(
 
 
 def with_threads(measure: Callable[[], dict[str, Any]], count: int) -> dict[str, Any]:
-    """Measure on so many threads."""
+    """Call `measure` with `count` threads."""
     before = numba.get_num_threads()
     numba.set_num_threads(count)
     try:
@@ -300,8 +317,8 @@ def with_threads(measure: Callable[[], dict[str, Any]], count: int) -> dict[str,
 
 
 def rank(sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
-    """Median time of top-K for B queries; (time, 0) as `operations`."""
-    ours, device = backend()
+    """Return the median time of top-K for B queries, in the form of `operations`."""
+    ours, device = backend_and_device()
     queries, V = factors(sizes["B"], sizes["d"], device, 3), factors(sizes["items"], sizes["d"], device, 4)
     runners = {"top-k": lambda: ours.top_k(queries, ours.pack_items(V, "dot"), sizes["K"])}
     times = with_threads(lambda: race(runners, seconds, least=3), sizes["threads"])
@@ -309,31 +326,31 @@ def rank(sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
 
 
 def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
-    """Median time of each operation of a step at these sizes, and the rows touched per list."""
-    ours, device = backend()
+    """Return, for each operation of a step, its median time at these sizes and the rows updated per list."""
+    ours, device = backend_and_device()
     B, n, N, d, K = (sizes[key] for key in ("B", "n", "items", "d", "K"))
     plan = make_plan(N, size.rho, n - size.rho, device, size.users, share=1)
     U, V = factors(size.users, d, device, 5), torch.empty(N, d, device=device).uniform_(-0.1, 0.1)
     state = torch.ones_like(V)
     batch = ours.sample_lists(plan, 0, 0, B)
     objective = Objective(size.rho, k=K)
-    x = ours.list_gradients(U, V, batch, objective)
+    lists = ours.list_gradients(U, V, batch, objective)
     y = (torch.arange(n, device=device) < size.rho).float().expand(B, n).contiguous()
     w, mask = torch.ones(B, K, device=device), torch.ones(B, n, dtype=torch.bool, device=device)
     runners: dict[str, Callable[[], object]] = {
         "sample": lambda: ours.sample_lists(plan, 0, 0, B),
         "gradients": lambda: ours.list_gradients(U, V, batch, objective),
-        "update": lambda: ours.update_rows(V, state, GradientTerms.of_items(batch, x.g, U), 0.01, "dot"),
-        "drm": lambda: ours.drm_lists(x.scores, y, w, 1.0, mask),
+        "update": lambda: ours.update_rows(V, state, GradientTerms.of_items(batch, lists.g, U), 0.01, "dot"),
+        "drm": lambda: ours.drm_lists(lists.scores, y, w, 1.0, mask),
     }
     times = with_threads(lambda: race(runners, seconds), sizes["threads"])
-    return {name: (t, len(batch.items.unique()) / B) for name, t in times.items()}
+    return {name: (t, len(torch.unique(batch.items)) / B) for name, t in times.items()}
 
 
 def compilation(size: Sizes, quick: bool) -> list[Row]:
-    """Seconds from a fresh process to the end of a first training step and top-K: nothing cached, then all cached."""
+    """Measure the seconds of a first training step and top-K in a new process, without and with cached kernels."""
     program = (
-        "import time, torch; from drm_triton.bench import rivals, kernels as b; ours, device = b.backend();"
+        "import time, torch; from drm_triton.bench import rivals, kernels as b; ours, device = b.backend_and_device();"
         "plan = b.make_plan(500, 3, 45, device); U, V = b.factors(15500, 64, device, 1), b.factors(500, 64, device, 2);"
         "start = time.time(); rivals.backend_step(ours, plan, U, V, b.Objective(3), 64)();"
         "items, _ = ours.top_k(U[:64], ours.pack_items(V, 'dot'), 5); items.cpu(); print(time.time() - start)"
@@ -359,10 +376,10 @@ def run(
     folder: Path = RESULTS,
     size: Sizes = Sizes(),  # noqa: B008
 ) -> list[Row]:
-    """Run the sections, print and save the results."""
+    """Run sections of the benchmark, and print and save the results."""
     unknown = sorted(set(only or ()) - set(SECTIONS))
     if unknown:
-        raise InputError(f"bench kernels: no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+        raise InputError(f"bench kernels: unknown section {', '.join(unknown)}; choose from {', '.join(SECTIONS)}")
     rows: list[Row] = []
     for name, section in SECTIONS.items():
         if only is None or name in only:
@@ -376,11 +393,15 @@ def run(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=lambda text: text.split(","), help=f"some of: {', '.join(SECTIONS)}")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), help=f"comma-separated sections: {', '.join(SECTIONS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     for field in fields(Sizes):
-        parser.add_argument(f"--{field.name}", type=int, default=field.default, help="of the races [%(default)s]")
+        parser.add_argument(
+            f"--{field.name}", type=int, default=field.default, help="size of the comparisons [%(default)s]"
+        )
     options = parser.parse_args()
     chosen = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     run(options.only, options.quick, options.out, chosen)

@@ -7,7 +7,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PAUSE = 0.02  # seconds between turns, in which spinning threads of the last run
 
 
 def race(
-    runners: dict[str, Callable[[], object]], seconds: float = 2.0, least: int = 5, most: int = 200
+    runners: Mapping[str, Callable[[], object]], seconds: float = 2.0, least: int = 5, most: int = 200
 ) -> dict[str, float]:
     """Run functions in turn and return the median time of each.
 

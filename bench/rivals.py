@@ -122,7 +122,7 @@ def blocked_topk(
 
 
 def implicit_model(queries: Tensor, V: Tensor) -> Any:
-    """Return a model of implicit with these factors and, as implicit advises, one BLAS thread; None without implicit."""
+    """Return a model of implicit with these factors, with one BLAS thread as it advises; None if not installed."""
     try:
         from implicit.als import AlternatingLeastSquares
         from threadpoolctl import threadpool_limits

@@ -3,8 +3,8 @@
     python -m bench.scale [--scales 0.1,1,4] [--epochs 2] [--factors 64]
 
 The least memory is that of the factors and Adagrad's state, 2 * 4 (M + N) d bytes, and of the interactions, 4 bytes
-each and 8 for each user. Each size is trained and evaluated in a new process. Its peak resident memory, minus the memory
-after the imports, is compared with the least memory.
+each and 8 for each user. Each size is trained and evaluated in a new process. Its peak resident memory, minus the
+memory after the imports, is compared with the least memory.
 """
 
 import argparse

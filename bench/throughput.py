@@ -8,10 +8,10 @@ update of the items gathers user rows), about 6 n d multiply-adds and 8 n^2 oper
 negative is scored and ranked, and its row is updated. By default groups of lists share their negatives and read these
 rows once for all lists of a group. With "share 1" each list samples its own negatives.
 
-WARP does less: it samples negatives until one violates the margin, scores them, and updates only that one. It may sample
-as many negatives as ours has for each positive (max_sampled = eta / rho). The actual number is computed from the trained
-model, so that both positives per second and sampled negatives per second are printed. The printed limit is the time of
-the two gathers alone with share 1, for the same rows and with the same prefetching.
+WARP does less: it samples negatives until one violates the margin, scores them, and updates only that one. It samples
+at most as many negatives as ours has for each positive (max_sampled = eta / rho). Their actual number is computed from
+the trained model. The output contains both positives per second and sampled negatives per second. The printed limit is
+the time of the two gathers alone with share 1, for the same rows and with the same prefetching.
 
 Evaluation: find the 50 best unseen items of all users and compute the metrics, compared with ranking_metrics_at_k of
 implicit. `bench.kernels` measures the ranking alone.
@@ -213,7 +213,8 @@ def main() -> None:
             line = f"{row['trainer']:<30}{row['positives_per_second']:>12,.0f} positives/s"
             line += f", ours {row['ours_times']:.2f} times"
             if row["negatives_per_second"]:
-                line += f"; {row['negatives_per_positive']:.1f} negatives per positive: {row['negatives_per_second']:,.0f}/s"
+                line += f"; {row['negatives_per_second']:,.0f} negatives/s"
+                line += f" ({row['negatives_per_positive']:.1f} per positive)"
             print("  " + line, flush=True)
     for row in evaluation(data, args.factors):
         rows.append(row)

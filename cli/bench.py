@@ -1,3 +1,5 @@
+"""`drm-triton bench`: measure the speed of the kernels."""
+
 from pathlib import Path
 from typing import Annotated
 
@@ -20,17 +22,17 @@ def kernels(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats.")] = False,
-    users: Annotated[int, typer.Option(help="Users of the races.")] = 15_500,
-    items: Annotated[int, typer.Option(help="Items of the races.")] = 28_800,
+    users: Annotated[int, typer.Option(help="Number of users.")] = 15_500,
+    items: Annotated[int, typer.Option(help="Number of items.")] = 28_800,
     rho: Annotated[int, typer.Option(help="Positives in a list.")] = 3,
     eta: Annotated[int, typer.Option(help="Negatives in a list.")] = 45,
-    factors: Annotated[int, typer.Option(help="Factors d.")] = 64,
-    batch: Annotated[int, typer.Option(help="Lists in a step.")] = 4096,
-    out: Annotated[Path, typer.Option(help="Folder for kernels.csv, kernels.json and the plots.")] = Path(
+    factors: Annotated[int, typer.Option(help="Number of factors d.")] = 64,
+    batch: Annotated[int, typer.Option(help="Lists in a training step, a multiple of 32.")] = 4096,
+    out: Annotated[Path, typer.Option(help="Folder to write kernels.csv, kernels.json and plots.")] = Path(
         "bench-results"
     ),
 ) -> None:
-    """Race the kernels against plain torch and show how their cost grows.
+    """Compare the kernels with plain torch, and measure their time for different sizes.
 
     Examples:
 

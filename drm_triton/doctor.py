@@ -193,15 +193,8 @@ def self_test(name: str) -> dict[str, Any]:
     return {"status": "ok", **found}
 
 
-N_USERS, N_ITEMS, FACTORS, ETA, BATCH, STEPS, K = (
-    20,
-    40,
-    12,
-    17,
-    10,
-    2,
-    5,
-)  # small, because Triton's interpreter is slow
+# Small, because Triton's interpreter is slow.
+N_USERS, N_ITEMS, FACTORS, ETA, SHARE, BATCH, STEPS, K = 20, 40, 12, 17, 4, 12, 2, 5
 
 
 def _toy(

@@ -1,19 +1,26 @@
-"""The kernel benchmark: sections run, on a GPU's devices too as far as that can be seen without one."""
+"""The kernel benchmark: its sections run, and its tensors are on the right device."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from drm_triton.bench import kernels, rivals
+from drm_triton.bench.record import Row
+from drm_triton.errors import InputError
 from drm_triton.kernels import cpu
 
-TINY = kernels.Sizes(users=40, items=60, rho=2, eta=6, factors=4, batch=8)
+TINY = kernels.Sizes(users=40, items=60, rho=2, eta=6, factors=4, batch=32)
 
 
 @pytest.fixture
-def once(monkeypatch):
-    """Run everything once, and say that it took a second."""
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each function once and return one second as its time."""
 
-    def race(runners, *_, **__):
+    def race(runners: dict[str, Callable[[], object]], *_: object, **__: object) -> dict[str, float]:
         for run in runners.values():
             run()
         return dict.fromkeys(runners, 1.0)
@@ -21,18 +28,23 @@ def once(monkeypatch):
     monkeypatch.setattr(kernels, "race", race)
 
 
-def test_the_published_way_runs_where_its_scores_lie():
+def test_published_neuralsort_runs_on_the_device_of_the_scores() -> None:
     s = torch.zeros(2, 5, device="meta")
     loss, gradient = rivals.published_neuralsort(s, s, 2, 1.0)
     assert loss.device.type == gradient.device.type == "meta"
 
 
 @pytest.mark.usefixtures("once")
-def test_peaks_are_those_of_the_device(monkeypatch):
-    monkeypatch.setattr(kernels, "backend", lambda: (cpu, "meta"))
-    made = []
+def test_peaks_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "backend_and_device", lambda: (cpu, "meta"))
+    made: list[Tensor] = []
     ones = torch.ones
-    monkeypatch.setattr(torch, "ones", lambda *a, **k: made.append(ones(*a, **k)) or made[-1])
+
+    def recorded(*sizes: int, **options: Any) -> Tensor:
+        made.append(ones(*sizes, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "ones", recorded)
     rows = {row["name"]: row for row in kernels.peaks(TINY, quick=True)}
     assert {x.device.type for x in made} == {"meta"}
     assert rows["fma"]["gflops"] == pytest.approx(2 * 8192**3 / 1e9)
@@ -40,8 +52,12 @@ def test_peaks_are_those_of_the_device(monkeypatch):
 
 
 @pytest.mark.usefixtures("once")
-def test_rows_carry_counted_rates_and_plots_their_sizes(tmp_path, monkeypatch, capsys):
-    def small(grid, usual, measure, quick):
+def test_rows_have_rates_and_plots_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def small(
+        grid: dict[str, list[int]], usual: Row, measure: Callable[[Row, float], dict[str, Any]], quick: bool
+    ) -> list[Row]:
         return along({axis: [usual[axis]] for axis in ("n", "d", "K") if axis in usual}, usual, measure, quick)
 
     along = kernels.along
@@ -53,7 +69,12 @@ def test_rows_carry_counted_rates_and_plots_their_sizes(tmp_path, monkeypatch, c
     for row in rows:
         assert row["gbytes"] > 0
     drm = next(row for row in rows if row["section"] == "drm")
-    assert drm["gflops"] == pytest.approx(8 * (8 * 8**2 + 40 * 8 * 2) / 1e9)  # B (8 n^2 + 40 n K)
+    assert drm["gflops"] == pytest.approx(32 * (8 * 8**2 + 40 * 8 * 2) / 1e9)  # B (8 n^2 + 40 n K)
     printed = capsys.readouterr().out
     assert "kernels_n.png, kernels_d.png" in printed
     assert all((tmp_path / name).exists() for name in ("kernels.csv", "kernels.json", "kernels_n.png", "kernels_d.png"))
+
+
+def test_a_batch_must_consist_of_whole_groups() -> None:
+    with pytest.raises(InputError, match=r"`batch` must be a multiple of 32, .* got 100"):
+        kernels.Sizes(batch=100)
