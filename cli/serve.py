@@ -25,10 +25,14 @@ def serve(
     max_k: Annotated[int, typer.Option(min=1, help="Largest k of a request.")] = 100,
     max_liked: Annotated[int, typer.Option(min=1, help="Largest number of liked items in a request.")] = 1000,
 ) -> None:
-    """Serve recommendations over HTTP, in JSON. It needs: pip install 'drm-triton[serve]'.
+    """Serve recommendations over HTTP, in JSON. This needs the extra "serve" of the package.
 
-    GET /recommendations?user=ID&k=10 is for a user of the training data, POST /recommendations for a new user, by the
-    items the user likes. There are also GET /similar?item=ID and GET /health; /openapi.json describes all of them.
+    GET /recommendations?user=ID&k=10 is for a user of the training data.
+
+    POST /recommendations is for a new user, by the items that the user likes.
+
+    GET /similar?item=ID returns similar items, GET /health the model. /openapi.json describes all paths.
+
     There is no authentication.
 
     Examples:

@@ -41,7 +41,7 @@ def _from_json(value: object) -> object:
 
 
 FromJson = BeforeValidator(_from_json)
-Unknown = Annotated[
+UnknownIds = Annotated[
     Literal["error", "popular"],
     Field(
         description="Handling of ids that the model does not know: return an error, or ignore them and return the "
@@ -148,7 +148,7 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
         user: str = Field(description="Id of a user of the training data.")
         k: K = 10
         exclude_seen: bool = Field(True, description="Leave out items that the user has interacted with.")
-        unknown: Unknown = "error"
+        unknown: UnknownIds = "error"
 
     class ItemQuery(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -164,7 +164,7 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
         exclude: list[Annotated[ExternalId, FromJson]] = Field(
             [], description="Ids of items to leave out besides the liked ones."
         )
-        unknown: Unknown = "error"
+        unknown: UnknownIds = "error"
 
     health = Health(
         status="ok",

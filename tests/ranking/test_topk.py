@@ -27,7 +27,8 @@ def test_candidates_are_the_rows_that_remain_of_a_full_search(score: Score) -> N
     assert (len(full), len(some)) == (50, 17)
     all_rows, all_scores = full.search(queries, 50, excluded)
     rows, scores = some.search(queries, 17, excluded)
-    assert (rows.dtype, scores.dtype) == (np.int32, np.float32)
+    assert rows.dtype == np.int32
+    assert scores.dtype == np.float32
     for query in range(3):
         kept = np.isin(all_rows[query], candidates)
         n_found = kept.sum()
