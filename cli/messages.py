@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from drm_triton.progress import Reporter
+
 NAME = re.compile(r"`([A-Za-z_]\w*)(?:=([^`]*))?`")  # `min_rating`, or with a value: `unknown="skip"`
 
 _flags: dict[str, str] = {}  # Python name -> flag, for the command that runs
@@ -53,6 +55,14 @@ def in_flags(message: object, flags: Mapping[str, str] = _flags) -> str:
         return flags[name] if value in (None, "True") else f"{flags[name]} {value.strip(chr(34) + chr(39))}"
 
     return NAME.sub(flag, str(message))
+
+
+class FlagReporter(Reporter):
+    """A reporter that prints flags instead of Python names."""
+
+    def line(self, text: str) -> None:
+        """Print one line."""
+        super().line(in_flags(text))
 
 
 def print_error(message: object) -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from drm_triton.cli import complete
-from drm_triton.cli.messages import in_flags
+from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import config_options, given, option
 from drm_triton.names import SPLIT_PARTS
 
@@ -59,17 +59,16 @@ def train(
       drm-triton train --resume runs/l2
     """
     from drm_triton.model import DRM
-    from drm_triton.progress import Reporter
     from drm_triton.training.run import best_record, read_metrics
 
     data, settings, place = _resolve(dataset, run, config, resume, given(options))
     if dry_run:
         _print_plan(data, settings, as_json)
         return
-    reporter = Reporter(quiet=quiet or as_json)
+    reporter = FlagReporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
     with stop_on_interrupt(display), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: reporter.line(f"warning: {in_flags(message)}")
+        warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
         DRM(settings).fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
     records = read_metrics(place)  # of all epochs, also those before a resume
     best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}

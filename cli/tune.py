@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli import complete
+from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import config_options, given, option
 from drm_triton.cli.train import FILES
 from drm_triton.config import TrainConfig
@@ -73,7 +74,6 @@ def tune(
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
     from drm_triton.errors import DrmError, InputError
-    from drm_triton.progress import Reporter
     from drm_triton.training.tune import SPACE, Study, check_seconds, checked_space
 
     if dataset is None:
@@ -91,7 +91,7 @@ def tune(
     data = Dataset.load(place)
     found = Study(study or Path("studies") / place.absolute().name, data, searched, fixed)
 
-    reporter = Reporter(quiet=quiet or as_json)
+    reporter = FlagReporter(quiet=quiet or as_json)
     reporter.line(f"{data!r}; study directory {found.path}")
     reporter.line(f"{trials} trials ({len(found.records)} finished), trained on train, to maximise {found.metric} over")
     for name, values in found.space.items():
