@@ -86,6 +86,13 @@ def test_a_stored_configuration_can_be_given_as_keywords() -> None:
     assert DRM(**config.to_dict()).config == config
 
 
+def test_a_resumed_run_names_options_as_python_does(tmp_path: Path) -> None:
+    data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=20)
+    DRM(factors=2, epochs=1).fit(data, run=tmp_path / "run")
+    with pytest.raises(InputError, match=r"a resumed run cannot change `factors`, `lam`, only `backend`, `epochs`"):
+        DRM(factors=3, lam=3, epochs=1).fit(data, run=tmp_path / "run", resume=True)
+
+
 CALLS = """
 from pathlib import Path
 from drm_triton.data.dataset import Dataset

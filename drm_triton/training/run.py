@@ -20,7 +20,7 @@ from typing import Any
 
 from drm_triton import atomic
 from drm_triton._version import __version__
-from drm_triton.config import TrainConfig
+from drm_triton.config import OPTIONS, TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.machine import processor, versions
@@ -57,9 +57,9 @@ class Run:
         `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml.
         """
         path = Path(path)
-        stored = TrainConfig.from_toml(existing(path) / "config.toml").resolved().to_dict()
+        stored = TrainConfig.from_toml(existing(path) / "config.toml").resolved()
         config = config.resolved()
-        changed = sorted(name for name, value in config.to_dict().items() if stored.get(name) != value)
+        changed = [name for name in OPTIONS if getattr(stored, name) != getattr(config, name)]
         check_resumable(path, config.schedule, changed)
         recorded = str(read_environment(path)["data"].get("checksum"))
         if recorded != dataset.checksum:

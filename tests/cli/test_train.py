@@ -103,7 +103,7 @@ def test_resume_changes_only_what_may_change(stored: Path, run: Path) -> None:
     assert "a resumed run cannot change --factors" in errors
     code, _, errors = call("train", "--resume", run, "--epochs", 3)
     assert code == 2
-    assert "the linear schedule of the learning rate ends with them" in errors
+    assert "a resumed run cannot change --epochs: the linear schedule of the learning rate depends on it" in errors
 
 
 def test_resume_adds_epochs_at_a_constant_rate(stored: Path, tmp_path: Path) -> None:
