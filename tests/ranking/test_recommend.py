@@ -166,7 +166,7 @@ def test_unknown_users_beside_integer_ids() -> None:
     [
         ({"k": 0}, "`k` must be an integer of at least 1, got 0"),
         ({"k": 2.5}, r"`k` must be an integer of at least 1, got 2\.5"),
-        ({"users": "u1"}, r"user ids come as a list, got the single value 'u1'; write \['u1'\]"),
+        ({"users": "u1"}, r"user ids must be a list, got the single value 'u1'; write \['u1'\]"),
         ({"users": [["u1"]]}, "must be whole numbers or text"),
         ({"only": []}, "`only` is empty"),
         ({"only": ["no such"]}, "`only`: unknown item id: 'no such'"),
@@ -216,7 +216,7 @@ def test_histories_with_unknown_items(model: DRM, liked_items: LikedItems) -> No
     assert frame["score"].is_null().to_list() == [False] * 2 + [True] * 4
     with pytest.raises(InputError, match="list of lists"):
         model.fold_in("abc")
-    with pytest.raises(InputError, match="item ids come as a list, got the single value 10"):
+    with pytest.raises(InputError, match="item ids must be a list, got the single value 10"):
         model.fold_in([10, 20])  # type: ignore[list-item]
 
 
