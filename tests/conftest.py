@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 
 # Seconds after which a process counts as hanging. No test expects a process to be faster than that.
-HANG = 600
+HANG = 1800
 
 # Hypothesis measures the time of each example. A busy machine must not fail a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
