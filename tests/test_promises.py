@@ -190,4 +190,4 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(arguments: list[str
 
 def test_a_mistyped_option_in_python_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(InputError, match="did you mean 'factors'"):
-        DRM(facters=8)
+        DRM(facters=8)  # type: ignore[call-arg]

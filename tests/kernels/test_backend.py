@@ -1,5 +1,6 @@
 """Choice of backend: what is asked for is given, or the reason why not."""
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -18,41 +19,41 @@ OPERATIONS = [name for name, value in vars(Backend).items() if inspect.isfunctio
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DRM_BACKEND", raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 @pytest.fixture
-def stub_backends(monkeypatch):
+def stub_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every backend usable and importing it give its name, so that only the choice is tested."""
     monkeypatch.setattr(kernels, "why_not", lambda name: None)
-    monkeypatch.setattr(kernels.importlib, "import_module", lambda name: name)
+    monkeypatch.setattr(importlib, "import_module", lambda name: name)
 
 
-def hide(monkeypatch, package):
+def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
 
 
-def pretend_gpu(monkeypatch, available=True, capability=(9, 0)):
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, available: bool = True, capability: tuple[int, int] = (9, 0)) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
 
-def test_reference_is_always_usable_and_whole():
+def test_reference_is_always_usable_and_whole() -> None:
     assert why_not("reference") is None
     assert get_backend("reference") is reference
 
 
-def test_the_protocol_has_the_operations():
+def test_the_protocol_has_the_operations() -> None:
     assert len(OPERATIONS) == 8
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
-def test_backends_offer_every_operation_or_say_what_is_missing(name):
+def test_backends_offer_every_operation_or_say_what_is_missing(name: str) -> None:
     reason = why_not(name)
     if reason is None:
         backend = get_backend(name)
@@ -63,7 +64,7 @@ def test_backends_offer_every_operation_or_say_what_is_missing(name):
             get_backend(name)
 
 
-def test_argument_beats_environment(monkeypatch):
+def test_argument_beats_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRM_BACKEND", "triton")
     assert get_backend("reference") is reference
     monkeypatch.setenv("DRM_BACKEND", "reference")
@@ -73,7 +74,7 @@ def test_argument_beats_environment(monkeypatch):
 
 
 @pytest.mark.usefixtures("stub_backends")
-def test_auto_is_triton_with_a_gpu_and_cpu_without(monkeypatch):
+def test_auto_is_triton_with_a_gpu_and_cpu_without(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, available=False)
     assert get_backend("auto") == get_backend() == kernels.BACKENDS["cpu"]
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # a tool for tests, never chosen by itself
@@ -83,7 +84,7 @@ def test_auto_is_triton_with_a_gpu_and_cpu_without(monkeypatch):
 
 
 @pytest.mark.usefixtures("stub_backends")
-def test_tensors_are_served_where_they_lie(monkeypatch):
+def test_tensors_are_served_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [backend_for(device) for device in ("cuda", "cpu", "mps")] == list(
         map(kernels.BACKENDS.get, ("triton", "cpu", "reference"))
     )
@@ -97,33 +98,33 @@ def test_tensors_are_served_where_they_lie(monkeypatch):
     assert backend_for("cpu") == kernels.BACKENDS["triton"]
 
 
-def test_unusable_fast_backend_leaves_tensors_to_the_reference(monkeypatch):
+def test_unusable_fast_backend_leaves_tensors_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "why_not", lambda name: None if name == "reference" else "broken")
     assert backend_for("cuda") is backend_for("cpu") is reference
 
 
-def test_reasons(monkeypatch):
+def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
-        assert "built without CUDA or ROCm" in why_not("triton")
+        assert "built without CUDA or ROCm" in str(why_not("triton"))
     pretend_gpu(monkeypatch, available=False)
-    assert "torch sees no GPU" in why_not("triton")
+    assert "torch sees no GPU" in str(why_not("triton"))
     pretend_gpu(monkeypatch, capability=(6, 1))
-    assert "this one has 6.1" in why_not("triton")
+    assert "this one has 6.1" in str(why_not("triton"))
     hide(monkeypatch, "triton")
-    assert "Triton is not installed" in why_not("triton")
+    assert "Triton is not installed" in str(why_not("triton"))
     hide(monkeypatch, "numba")
-    assert "Numba is not installed" in why_not("cpu")
+    assert "Numba is not installed" in str(why_not("cpu"))
 
 
-def test_backend_that_fails_to_import_is_reported(monkeypatch):
-    def fail(name):
+def test_backend_that_fails_to_import_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
         raise ImportError("Numba needs NumPy 2.3 or less")
 
-    monkeypatch.setattr(kernels.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     assert why_not("cpu") == "it fails to import: Numba needs NumPy 2.3 or less"
 
 
-def test_unusable_or_unknown_choice_says_why_and_where_it_came_from(monkeypatch):
+def test_unusable_or_unknown_choice_says_why_and_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "triton")
     with pytest.raises(InputError, match=r"^backend: triton cannot be used: Triton is not installed"):
         get_backend("triton")
@@ -136,7 +137,7 @@ def test_unusable_or_unknown_choice_says_why_and_where_it_came_from(monkeypatch)
         backend_for("cpu")
 
 
-def test_auto_without_any_backend_blames_no_choice_of_the_user(monkeypatch):
+def test_auto_without_any_backend_blames_no_choice_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, available=False)
     hide(monkeypatch, "numba")
     for ask in (lambda: get_backend(), lambda: get_backend("auto")):
@@ -146,7 +147,7 @@ def test_auto_without_any_backend_blames_no_choice_of_the_user(monkeypatch):
             ask()
 
 
-def test_importing_the_package_loads_nothing_heavy():
+def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, drm_triton.kernels; print([m for m in ('torch', 'triton', 'numba') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert run.stdout.strip() == "[]"

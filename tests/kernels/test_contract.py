@@ -1,13 +1,17 @@
 """What every backend promises about bad values and bad arguments: the same on the reference, the CPU and Triton."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, Objective, SharedNegatives
+from drm_triton.names import Score, Weight
 
 BACKENDS = {"reference": (reference, "cpu"), "cpu": (cpu, "cpu")}
 try:
@@ -21,24 +25,24 @@ LENGTHS = [9, 150]  # one program a list, and tiles, on Triton
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request):
+def backend(request: pytest.FixtureRequest) -> Any:
     """A backend whose operations are called with tensors of the CPU, moved to its device and back."""
     return OnDevice(*BACKENDS[request.param])
 
 
 class OnDevice:
-    def __init__(self, module, device):
+    def __init__(self, module: Any, device: str) -> None:
         self.module, self.device = module, device
 
-    def __getattr__(self, operation):
-        def call(*args, **options):
+    def __getattr__(self, operation: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             result = getattr(self.module, operation)(*move(args, self.device), **move(options, self.device))
             return move(result, "cpu")
 
         return call
 
 
-def move(x, device):
+def move(x: Any, device: str) -> Any:
     if isinstance(x, torch.Tensor):
         return x.to(device)
     if isinstance(x, dict):
@@ -49,18 +53,18 @@ def move(x, device):
     return x
 
 
-def factors(rows, d, seed):
+def factors(rows: int, d: int, seed: int) -> Tensor:
     return torch.randn(rows, d, generator=torch.Generator().manual_seed(seed)) / d**0.5
 
 
-def lists(n, B=3):
+def lists(n: int, B: int = 3) -> Any:
     """Factors, users and items of B lists that share no item."""
     U, V = factors(5, 4, 1), factors(B * n, 4, 2)
     users = torch.arange(B, dtype=torch.int32)
     return U, V, users, torch.arange(B * n, dtype=torch.int32).view(B, n)
 
 
-def scores(n, B=3):
+def scores(n: int, B: int = 3) -> Any:
     """Scores, relevance, rank weights, mask and an upstream gradient of B lists, some entries masked."""
     draw = torch.Generator().manual_seed(n)
     s, q = torch.randn(B, n, generator=draw), torch.randn(B, n, generator=draw)
@@ -75,7 +79,7 @@ def scores(n, B=3):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("n", LENGTHS)
-def test_a_bad_score_shows(backend, bad, n):
+def test_a_bad_score_shows(backend: Any, bad: float, n: int) -> None:
     """It spoils its whole list, and no other."""
     s, y, w, mask, q = scores(n)
     s[1, 0] = bad
@@ -95,7 +99,9 @@ def test_a_bad_score_shows(backend, bad, n):
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("position", [0, -1], ids=["positive", "negative"])
 @pytest.mark.parametrize("parts", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_a_bad_factor_shows_in_losses_and_gradients(backend, bad, n, position, parts):
+def test_a_bad_factor_shows_in_losses_and_gradients(
+    backend: Any, bad: float, n: int, position: int, parts: tuple[int, int, int]
+) -> None:
     U, V, users, items = lists(n)
     V[items[1, position].long(), 2] = bad
     on = dict(zip(("hinge", "drm", "mse"), map(bool, parts), strict=True))
@@ -111,11 +117,18 @@ def test_a_bad_factor_shows_in_losses_and_gradients(backend, bad, n, position, p
 # Training interactions
 
 
-def int32(*values):
+def int32(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def plan(indptr=(0, 2, 3), indices=(1, 3, 0), n_items=6, rho=2, eta=3, **options):
+def plan(
+    indptr: Sequence[int] = (0, 2, 3),
+    indices: Sequence[int] = (1, 3, 0),
+    n_items: int = 6,
+    rho: int = 2,
+    eta: int = 3,
+    **options: Any,
+) -> ListPlan:
     return ListPlan(torch.tensor(indptr), int32(*indices), n_items, rho, eta, **options)
 
 
@@ -138,12 +151,12 @@ def plan(indptr=(0, 2, 3), indices=(1, 3, 0), n_items=6, rho=2, eta=3, **options
         ({"user_sampling": "popular"}, "user_sampling must be one of proportional, uniform"),
     ],
 )
-def test_interactions_are_looked_through_when_a_plan_is_made(change, message):
+def test_interactions_are_looked_through_when_a_plan_is_made(change: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^ListPlan: {message}"):
         plan(**change)
 
 
-def test_interactions_of_the_wrong_shape_type_or_device():
+def test_interactions_of_the_wrong_shape_type_or_device() -> None:
     indptr, indices = torch.tensor([0, 2, 3]), int32(1, 3, 0)
     for args, message in (
         ((indptr[None], indices), r"indptr must have shape \[any\], got \[1, 3\]"),
@@ -154,10 +167,10 @@ def test_interactions_of_the_wrong_shape_type_or_device():
         (([0, 2, 3], indices), "indptr must be a torch tensor, got list"),
     ):
         with pytest.raises(InputError, match=f"^ListPlan: {message}"):
-            ListPlan(*args, 6, 2, 3)
+            ListPlan(args[0], args[1], 6, 2, 3)
 
 
-def test_rows_may_start_over_at_the_edge_of_a_chunk(monkeypatch):
+def test_rows_may_start_over_at_the_edge_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interactions are checked in chunks; a fall between two of them is seen once, like any other."""
     for chunk in (1, 2, 3, 4, 5):
         monkeypatch.setattr("drm_triton.kernels.checks.CSR_CHUNK", chunk)
@@ -168,8 +181,8 @@ def test_rows_may_start_over_at_the_edge_of_a_chunk(monkeypatch):
             plan((0, 3, 3, 5, 6), (1, 3, 0, 2, 4, 4))
 
 
-def test_interactions_need_not_be_contiguous(backend):
-    def strided(x):
+def test_interactions_need_not_be_contiguous(backend: Any) -> None:
+    def strided(x: Tensor) -> Tensor:
         return torch.stack([x, torch.full_like(x, 9)], 1)[:, 0]
 
     indptr, indices = torch.tensor([0, 2, 3]), int32(1, 3, 0)
@@ -190,7 +203,7 @@ def test_interactions_need_not_be_contiguous(backend):
         ((0, 0, 3), "an epoch has 2 lists, cannot draw number 2"),
     ],
 )
-def test_bad_arguments_of_sample_lists(backend, args, message):
+def test_bad_arguments_of_sample_lists(backend: Any, args: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^sample_lists: {message}"):
         backend.module.sample_lists(plan(), *args)
 
@@ -199,7 +212,7 @@ def test_bad_arguments_of_sample_lists(backend, args, message):
 # Lists and updates
 
 
-def on_host(backend):
+def on_host(backend: Any) -> None:
     """Skip where values lie on a GPU: there the kernels guard themselves, see the tests of Triton."""
     if backend.device != "cpu":
         pytest.skip("values on a GPU are not waited for")
@@ -214,7 +227,7 @@ def on_host(backend):
         ({"users": 5}, r"users must be in \[0, 5\), got values .* to 5"),
     ],
 )
-def test_ids_outside_the_tables(backend, change, message):
+def test_ids_outside_the_tables(backend: Any, change: Any, message: str) -> None:
     on_host(backend)
     U, V, users, items = lists(9)
     tensors = {"users": users, "items": items}
@@ -224,7 +237,7 @@ def test_ids_outside_the_tables(backend, change, message):
         backend.list_gradients(U, V, ListBatch(users, items), Objective(2))
 
 
-def test_tables_without_rows_or_columns(backend):
+def test_tables_without_rows_or_columns(backend: Any) -> None:
     U, V, users, items = lists(9)
     batch = ListBatch(users, items)
     for args, message in (
@@ -236,7 +249,7 @@ def test_tables_without_rows_or_columns(backend):
 
 
 @pytest.mark.parametrize("weight", ["uniform", "ndcg", "ap"])
-def test_a_cut_off_beyond_the_list_does_not_matter_without_drm(backend, weight):
+def test_a_cut_off_beyond_the_list_does_not_matter_without_drm(backend: Any, weight: Weight) -> None:
     U, V, users, items = lists(9)
     batch = ListBatch(users, items)
     got = backend.list_gradients(U, V, batch, Objective(2, k=10, drm=False, weight=weight))
@@ -246,8 +259,8 @@ def test_a_cut_off_beyond_the_list_does_not_matter_without_drm(backend, weight):
         backend.list_gradients(U, V, batch, Objective(2, k=10, weight=weight))
 
 
-def update(backend, **change):
-    arguments = {
+def update(backend: Any, **change: Any) -> Any:
+    arguments: dict[str, Any] = {
         "table": factors(6, 4, 3), "state": torch.ones(6, 4), "lr": 0.1, "score": "dot", "dense": None,
         "rows": int32(0, 1, 1, 5), "coefficients": torch.ones(2, 2),
         "vectors": factors(3, 4, 4), "sources": int32(0, 2),
@@ -266,18 +279,18 @@ def update(backend, **change):
         ({"sources": int32(0, 3)}, r"sources must be in \[0, 3\), got values 0 to 3"),
     ],
 )
-def test_entries_outside_the_tables(backend, change, message):
+def test_entries_outside_the_tables(backend: Any, change: Any, message: str) -> None:
     on_host(backend)
     with pytest.raises(InputError, match=f"^update_rows: {message}"):
         update(backend, **change)
 
 
-def test_an_update_needs_something_to_add(backend):
+def test_an_update_needs_something_to_add(backend: Any) -> None:
     with pytest.raises(InputError, match=r"^update_rows: vectors must have at least one row and one column"):
         update(backend, vectors=torch.ones(0, 4))
 
 
-def test_an_update_must_not_read_the_table_it_writes(backend):
+def test_an_update_must_not_read_the_table_it_writes(backend: Any) -> None:
     on_host(backend)  # moving to a device would part them
     both = factors(12, 4, 5)
     for vectors in (both[:6], both[1:4], both[5:8], both.flatten()[8:20].view(3, 4)):
@@ -288,12 +301,12 @@ def test_an_update_must_not_read_the_table_it_writes(backend):
     update(backend, table=both[:6], vectors=both[6:9])  # side by side is fine
 
 
-def test_a_dense_gradient_must_fit_the_table(backend):
+def test_a_dense_gradient_must_fit_the_table(backend: Any) -> None:
     with pytest.raises(InputError, match=r"^update_rows: dense must have shape \[6, 4\], got \[5, 4\]"):
         update(backend, dense=torch.ones(5, 4))
 
 
-def test_a_dense_gradient_steps_every_row(backend):
+def test_a_dense_gradient_steps_every_row(backend: Any) -> None:
     """It adds to the gradient of the terms, and moves rows without any."""
     dense = factors(6, 4, 8)
     got = update(backend, dense=dense)
@@ -319,7 +332,7 @@ SHARED = SharedNegatives(2, int32(*range(21)).view(-1, 7)[:2], torch.zeros(3, 7,
         ({"items": SHARED.items + 20}, r"the items of shared must be in \[0, 27\), got values 20 to 33"),
     ],
 )
-def test_bad_shared_negatives(backend, change, message):
+def test_bad_shared_negatives(backend: Any, change: Any, message: str) -> None:
     if "values" in message:
         on_host(backend)
     U, V, users, items = lists(9)
@@ -330,25 +343,25 @@ def test_bad_shared_negatives(backend, change, message):
         backend.update_rows(V, torch.ones_like(V), GradientTerms.of_items(batch, torch.ones(3, 9), U), 0.1, "dot")
 
 
-def test_shared_negatives_are_all_negatives(backend):
+def test_shared_negatives_are_all_negatives(backend: Any) -> None:
     U, V, users, items = lists(9)
     with pytest.raises(InputError, match="the items of shared must have 6 columns, the negatives, got 7"):
         backend.list_gradients(U, V, ListBatch(users, items, SHARED), Objective(3))
 
 
-def test_a_batch_begins_with_a_group(backend):
+def test_a_batch_begins_with_a_group(backend: Any) -> None:
     with pytest.raises(InputError, match=r"^sample_lists: start must be a multiple of share = 2, .* got 1"):
         backend.module.sample_lists(plan(share=2), 0, 1, 2)
 
 
-def test_a_table_that_requires_grad_is_updated(backend):
+def test_a_table_that_requires_grad_is_updated(backend: Any) -> None:
     on_host(backend)
     want = update(backend)
     assert torch.equal(update(backend, table=factors(6, 4, 3).requires_grad_()).detach(), want)
 
 
 @pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf, None, "fast"])
-def test_bad_learning_rates(backend, lr):
+def test_bad_learning_rates(backend: Any, lr: str | float | None) -> None:
     with pytest.raises(InputError, match=f"^update_rows: lr must be finite and at least 0, got {lr!r}"):
         update(backend, lr=lr)
 
@@ -369,7 +382,7 @@ def test_bad_learning_rates(backend, lr):
         ({"margin": math.inf}, "margin must be finite, got inf"),
     ],
 )
-def test_bad_objectives(change, message):
+def test_bad_objectives(change: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^Objective: {message}"):
         Objective(**{"rho": 2, **change})
 
@@ -396,7 +409,7 @@ def test_bad_objectives(change, message):
         ({"seen": (torch.tensor([0, 2, 4]), int32(1, 3, 0, 19))}, r"the indptr of seen must have shape \[4\]"),
     ],
 )
-def test_bad_arguments_of_top_k(backend, change, message):
+def test_bad_arguments_of_top_k(backend: Any, change: Any, message: str) -> None:
     arguments = {"queries": factors(3, 4, 6), "V": factors(20, 4, 7), "k": 3, "seen": None} | change
     V = move(arguments.pop("V"), backend.device)
     with pytest.raises(InputError, match=f"^top_k: {message}"):
@@ -412,18 +425,20 @@ def test_bad_arguments_of_top_k(backend, change, message):
         (torch.ones(20, 4), "cosine", "score must be one of dot, l2, got 'cosine'"),
     ],
 )
-def test_bad_arguments_of_pack_items(backend, V, score, message):
+def test_bad_arguments_of_pack_items(backend: Any, V: Tensor, score: Score, message: str) -> None:
     with pytest.raises(InputError, match=f"^pack_items: {message}"):
         backend.pack_items(V, score)
 
 
-def top_k(backend, queries, V, k, score, seen=None):
+def top_k(
+    backend: Any, queries: Tensor, V: Tensor, k: int, score: Score, seen: tuple[Tensor, Tensor] | None = None
+) -> Any:
     queries, V = move((queries, V), backend.device)
     return move(backend.module.top_k(queries, backend.module.pack_items(V, score), k, seen), "cpu")
 
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
-def test_large_factors_are_ranked_as_long_as_no_score_overflows(backend, score):
+def test_large_factors_are_ranked_as_long_as_no_score_overflows(backend: Any, score: Score) -> None:
     queries, V = factors(3, 4, 6), factors(20, 4, 7)
     scale = 2.0**60  # scores of about 2^120, exactly the ranking of the others
     items, values = top_k(backend, queries * scale, V * scale, 20, score)
@@ -432,7 +447,7 @@ def test_large_factors_are_ranked_as_long_as_no_score_overflows(backend, score):
     assert torch.equal(values, want * scale * scale)
 
 
-def test_seen_items_need_not_be_contiguous(backend):
+def test_seen_items_need_not_be_contiguous(backend: Any) -> None:
     indptr, indices = move((torch.tensor([0, 2, 2, 4]), int32(1, 3, 0, 19)), backend.device)
     queries, V = factors(3, 4, 6), factors(20, 4, 7)
     strided = tuple(torch.stack([x, torch.zeros_like(x)], 1)[:, 0] for x in (indptr, indices))
@@ -461,7 +476,7 @@ def test_seen_items_need_not_be_contiguous(backend):
         (lambda a: a | {"w": torch.ones(3, 0)}, "k must be from 1 to n, got 0 rank weights"),
     ],
 )
-def test_bad_arguments_of_the_relaxation(backend, n, change, message):
+def test_bad_arguments_of_the_relaxation(backend: Any, n: int, change: Any, message: str) -> None:
     s, y, w, mask, _ = scores(n)
     a = change({"s": s, "x": y, "w": w, "tau": 1.0, "mask": mask})
     with pytest.raises(InputError, match=f"^drm_lists: {message}"):

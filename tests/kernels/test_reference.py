@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +10,17 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
+from torch import Tensor
 
 from drm_triton.kernels import reference
 from drm_triton.kernels.weights import rank_weights
+from drm_triton.names import Score, Weight
 
 WEIGHTS = ("uniform", "precision", "recall", "ndcg", "ap")
 EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64, sums of at most a few hundred terms
 
 
-def random_lists(B, n, seed=0, ragged=True):
+def random_lists(B: int, n: int, seed: int = 0, ragged: bool = True) -> Any:
     """Scores, binary relevance with a positive in each list, mask (first entry kept); float64."""
     random = torch.Generator().manual_seed(seed)
     s = torch.randn(B, n, generator=random, dtype=torch.float64)
@@ -28,7 +31,7 @@ def random_lists(B, n, seed=0, ragged=True):
     return s, y, mask
 
 
-def relaxed_permutation(s, tau):
+def relaxed_permutation(s: Tensor, tau: float) -> Tensor:
     """NeuralSort as published, for one list: the n x n matrix softmax(((n + 1 - 2i) s - A_s 1) / tau)."""
     n = len(s)
     A = (s[:, None] - s[None, :]).abs()
@@ -36,7 +39,7 @@ def relaxed_permutation(s, tau):
     return torch.softmax((c[:, None] * s[None, :] - A @ torch.ones(n, dtype=s.dtype)) / tau, dim=1)
 
 
-def soft_topk_by_matrix(s, w, tau, mask):
+def soft_topk_by_matrix(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
     """Q by the full matrix of each list without its padding; differentiable by autograd."""
     Q = torch.zeros_like(s)
     for b in range(len(s)):
@@ -52,7 +55,7 @@ def soft_topk_by_matrix(s, w, tau, mask):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("tau", [0.1, 1.0, 10.0])
-def test_rows_are_those_of_the_published_matrix_and_sum_to_one(n, tau):
+def test_rows_are_those_of_the_published_matrix_and_sum_to_one(n: int, tau: float) -> None:
     s = np.random.default_rng(n).normal(size=n)
     A = np.abs(s[:, None] - s[None, :])
     matrix = softmax(((n + 1 - 2 * np.arange(1, n + 1))[:, None] * s[None, :] - A.sum(1)) / tau, axis=1)
@@ -65,7 +68,9 @@ def test_rows_are_those_of_the_published_matrix_and_sum_to_one(n, tau):
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (3, 0.3), (9, 3.0), (None, 1.0)])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_closed_form_gradients_equal_autograd_of_the_matrix_formula(weight, k, tau, ragged):
+def test_closed_form_gradients_equal_autograd_of_the_matrix_formula(
+    weight: Weight, k: int | None, tau: float, ragged: bool
+) -> None:
     s, y, mask = random_lists(6, 9, ragged=ragged)
     w = rank_weights(s, y, k, weight, mask)
     q = torch.randn(s.shape, dtype=s.dtype, generator=torch.Generator().manual_seed(1))
@@ -83,16 +88,16 @@ def test_closed_form_gradients_equal_autograd_of_the_matrix_formula(weight, k, t
     torch.testing.assert_close(gradient, ds, **EXACT)
 
 
-def test_soft_topk_passes_gradcheck():
+def test_soft_topk_passes_gradcheck() -> None:
     class SoftTopK(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, s, w, tau, mask):
+        def forward(ctx: Any, s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
             ctx.save_for_backward(s, w, mask)
             ctx.tau = tau
             return reference.soft_topk_forward(s, w, tau, mask)
 
         @staticmethod
-        def backward(ctx, q):
+        def backward(ctx: Any, q: Tensor) -> Any:
             s, w, mask = ctx.saved_tensors
             return reference.soft_topk_backward(s, w, ctx.tau, mask, q), None, None, None
 
@@ -102,7 +107,7 @@ def test_soft_topk_passes_gradcheck():
         assert torch.autograd.gradcheck(SoftTopK.apply, (s.clone().requires_grad_(), w, 0.7, mask))
 
 
-def test_gradient_agrees_with_finite_differences():
+def test_gradient_agrees_with_finite_differences() -> None:
     s, y, mask = random_lists(4, 8)
     w = rank_weights(s, y, 3, "ndcg", mask)
     gradient = reference.drm_lists(s, y, w, 0.5, mask)[1]
@@ -114,7 +119,7 @@ def test_gradient_agrees_with_finite_differences():
         torch.testing.assert_close((up - down) / (2 * step), gradient[:, j], rtol=1e-6, atol=1e-8)
 
 
-def test_ties_have_the_subgradient_of_autograd():
+def test_ties_have_the_subgradient_of_autograd() -> None:
     s = torch.tensor([[1.0, 1.0, 0.0, 0.0, -1.0], [2.0, 2.0, 2.0, 2.0, 2.0]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([[0.0, 1, 0, 1, 0], [1, 1, 0, 0, 0]], dtype=torch.float64)
     mask, w = torch.ones_like(y, dtype=torch.bool), torch.ones(2, 2, dtype=torch.float64)
@@ -124,7 +129,7 @@ def test_ties_have_the_subgradient_of_autograd():
 
 @pytest.mark.parametrize("padding", [math.nan, math.inf, -math.inf, 1e30])
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_padding_may_hold_anything_and_has_no_gradient(padding, weight):
+def test_padding_may_hold_anything_and_has_no_gradient(padding: float, weight: Weight) -> None:
     s, y, mask = random_lists(5, 9)
     assert not mask.all()
     padded_s, padded_y = torch.where(mask, s, padding), torch.where(mask, y, padding)
@@ -153,7 +158,7 @@ HAND = {  # K = 2 and K = 4
 
 
 @pytest.mark.parametrize("metric", HAND)
-def test_relaxed_metrics_become_the_metrics_worked_by_hand(metric):
+def test_relaxed_metrics_become_the_metrics_worked_by_hand(metric: str) -> None:
     mask = torch.ones_like(HAND_Y, dtype=torch.bool)
     for k, expected in zip((2, 4), HAND[metric], strict=True):
         w = rank_weights(HAND_S, HAND_Y, k, metric, mask)
@@ -161,7 +166,7 @@ def test_relaxed_metrics_become_the_metrics_worked_by_hand(metric):
         assert value == pytest.approx(expected, abs=1e-12)
 
 
-def hard_metric(s, y, k, metric):
+def hard_metric(s: Tensor, y: Tensor, k: int, metric: str) -> Any:
     """A metric of one list by its definition, counting down the hard ranking."""
     hits = [y[j] > 0 for j in sorted(range(len(s)), key=lambda j: -s[j])][:k]
     relevant = sum(value > 0 for value in y)
@@ -177,7 +182,7 @@ def hard_metric(s, y, k, metric):
 
 @pytest.mark.parametrize("metric", HAND)
 @pytest.mark.parametrize("k", [1, 4, 12])
-def test_relaxed_metrics_become_the_metrics_on_random_ragged_lists(metric, k):
+def test_relaxed_metrics_become_the_metrics_on_random_ragged_lists(metric: str, k: int) -> None:
     s, y, mask = random_lists(20, 12)
     s = s.argsort().argsort().double()  # gaps of at least 1, so that tau = 1e-3 leaves less than e^-1000 elsewhere
     w = rank_weights(s, y, k, metric, mask)
@@ -186,7 +191,7 @@ def test_relaxed_metrics_become_the_metrics_on_random_ragged_lists(metric, k):
     np.testing.assert_allclose(values, expected, **EXACT)
 
 
-def test_soft_topk_becomes_the_hard_top_k():
+def test_soft_topk_becomes_the_hard_top_k() -> None:
     s, y, mask = random_lists(20, 12, ragged=False)
     s = s.argsort().argsort().double()
     for k in range(1, 13):
@@ -195,7 +200,7 @@ def test_soft_topk_becomes_the_hard_top_k():
         torch.testing.assert_close(reference.soft_topk_forward(s, w, 1e-3, mask), hard, **EXACT)
 
 
-def test_ndcg_weights_take_graded_relevance_as_gains():
+def test_ndcg_weights_take_graded_relevance_as_gains() -> None:
     s = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
     y = torch.tensor([[1.0, 3.0, 2.0]], dtype=torch.float64)
     mask = torch.ones_like(y, dtype=torch.bool)
@@ -204,7 +209,7 @@ def test_ndcg_weights_take_graded_relevance_as_gains():
     assert value == pytest.approx((1 + 3 * LOG3) / (3 + 2 * LOG3), abs=1e-12)
 
 
-def test_without_k_each_list_is_cut_at_its_own_number_of_positives():
+def test_without_k_each_list_is_cut_at_its_own_number_of_positives() -> None:
     s, y, mask = random_lists(8, 6)
     y[3] = 0  # no positives: no ranks
     for weight in WEIGHTS:
@@ -216,7 +221,7 @@ def test_without_k_each_list_is_cut_at_its_own_number_of_positives():
             assert (w[b, positives:] == 0).all()
 
 
-def test_lists_without_positives_or_shorter_than_k_have_zero_weights_there():
+def test_lists_without_positives_or_shorter_than_k_have_zero_weights_there() -> None:
     s, y = torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)
     mask = torch.tensor([[True, True, False, False]])
     for weight in ("recall", "ndcg", "ap"):
@@ -233,7 +238,7 @@ scores_of_a_list = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=12)
 
 @settings(max_examples=60, deadline=None)
 @given(scores_of_a_list, st.randoms(use_true_random=False), st.sampled_from(WEIGHTS), st.sampled_from([0.3, 1.0, 3.0]))
-def test_permuting_a_list_permutes_its_gradient(scores, random, weight, tau):
+def test_permuting_a_list_permutes_its_gradient(scores: list[float], random: Any, weight: Weight, tau: float) -> None:
     order = list(range(len(scores)))
     random.shuffle(order)
     assume(weight != "ap" or len(set(scores)) == len(scores))  # its weights break ties by position
@@ -251,7 +256,7 @@ def test_permuting_a_list_permutes_its_gradient(scores, random, weight, tau):
 
 @settings(max_examples=60, deadline=None)
 @given(scores_of_a_list, st.floats(-100, 100))
-def test_adding_a_constant_to_a_list_changes_nothing(scores, constant):
+def test_adding_a_constant_to_a_list_changes_nothing(scores: list[float], constant: float) -> None:
     s = torch.tensor([scores], dtype=torch.float64)
     y, mask = (s > 0).double(), torch.ones_like(s, dtype=torch.bool)
     w = torch.ones(1, max(1, len(scores) // 2), dtype=s.dtype)
@@ -271,7 +276,7 @@ def test_adding_a_constant_to_a_list_changes_nothing(scores, constant):
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
 @pytest.mark.parametrize("k", [1, 5, 20, 30])
-def test_top_k_equals_sorting_every_item(score, k):
+def test_top_k_equals_sorting_every_item(score: Score, k: int) -> None:
     rng = np.random.default_rng(k)
     queries, V = rng.integers(-2, 3, size=(7, 3)), rng.integers(-2, 3, size=(20, 3))  # small integers: many ties
     seen = [set(), {0}, set(range(19)), set(range(20)), {3, 4, 5}, {19}, set(range(0, 20, 2))]
@@ -289,7 +294,7 @@ def test_top_k_equals_sorting_every_item(score, k):
             assert scores[row].tolist() == [values[j] for j in best] + [-math.inf] * short
 
 
-def test_top_k_of_a_block_of_rows_takes_a_slice_of_the_mask():
+def test_top_k_of_a_block_of_rows_takes_a_slice_of_the_mask() -> None:
     queries, V = torch.ones(3, 1), torch.arange(4.0)[:, None]
     indptr, indices = torch.tensor([0, 1, 3, 4]), torch.tensor([0, 2, 3, 3], dtype=torch.int32)
     items, _ = reference.top_k(queries[1:], reference.pack_items(V, "dot"), 2, (indptr[1:], indices))

@@ -1,25 +1,28 @@
 """Sampling of the reference: Philox by its published answers, shuffles and draws by counting and chi-square."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import reference, streams
-from drm_triton.kernels.protocol import ListPlan
+from drm_triton.kernels.protocol import ListBatch, ListPlan
+from drm_triton.names import UserSampling
 
 SIGNIFICANCE = 1e-4  # seeds are fixed, so a test passes or fails for good; this is how rarely a good generator fails
 
 
-def plan_of(rows, n_items, **options):
+def plan_of(rows: Any, n_items: int, **options: Any) -> ListPlan:
     indptr = torch.tensor([0, *itertools.accumulate(len(row) for row in rows)])
     indices = torch.tensor([item for row in rows for item in sorted(row)], dtype=torch.int32)
     return ListPlan(indptr, indices, n_items, **options)
 
 
-def epoch_of(plan, epoch=0):
+def epoch_of(plan: ListPlan, epoch: int = 0) -> ListBatch:
     return reference.sample_lists(plan, epoch, 0, plan.n_lists)
 
 
@@ -35,7 +38,7 @@ def epoch_of(plan, epoch=0):
         ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ],
 )
-def test_philox_gives_the_published_answers(counter, key, expected):
+def test_philox_gives_the_published_answers(counter: str, key: str, expected: str) -> None:
     c0, c1, c2, c3 = (int(word, 16) for word in counter.split())
     key0, key1 = (int(word, 16) for word in key.split())
     ident = torch.tensor([c2 | c3 << 32], dtype=torch.uint64).view(torch.int64)
@@ -43,13 +46,13 @@ def test_philox_gives_the_published_answers(counter, key, expected):
     assert [f"{word.item():08x}" for word in words] == expected.split()
 
 
-def test_below_is_the_high_half_of_the_product():
+def test_below_is_the_high_half_of_the_product() -> None:
     words = torch.tensor([0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 1])
     for size in (1, 2, 3, 1000, 2**31 - 1):
         assert reference.below(words, size).tolist() == [word * size >> 32 for word in words.tolist()]
 
 
-def test_permute_is_a_permutation_for_every_size():
+def test_permute_is_a_permutation_for_every_size() -> None:
     for size in [*range(1, 201), 1023, 1024, 1025, 5000]:
         for ident in range(3):
             number = torch.arange(size)
@@ -59,10 +62,10 @@ def test_permute_is_a_permutation_for_every_size():
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 10])
-def test_permute_shuffles_uniformly(size):
+def test_permute_shuffles_uniformly(size: int) -> None:
     """Images of the first three indices (as many as there are) over 60 000 keys: every ordered tuple equally often."""
     draws, length = 60_000, min(3, size)
-    keys = reference.philox(1, 0, reference.POSITIVES, torch.arange(draws))
+    keys = reference.philox(1, 0, streams.POSITIVES, torch.arange(draws))
     sizes = torch.full((draws,), size)
     code = torch.zeros(draws, dtype=torch.int64)
     for index in range(length):
@@ -92,7 +95,7 @@ ROWS = [  # of 12 items: users with none, one, a few, all but one, and all of th
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
 @pytest.mark.parametrize("rho", [1, 2, 3, 5])
 @pytest.mark.parametrize("share", [1, 4])
-def test_positives_are_the_users_own_and_negatives_never_are(rho, user_sampling, share):
+def test_positives_are_the_users_own_and_negatives_never_are(rho: int, user_sampling: UserSampling, share: int) -> None:
     plan = plan_of(ROWS, 12, rho=rho, eta=6, user_sampling=user_sampling, share=share)
     for epoch in range(5):
         users, items, _ = epoch_of(plan, epoch)
@@ -108,7 +111,7 @@ def test_positives_are_the_users_own_and_negatives_never_are(rho, user_sampling,
 
 
 @pytest.mark.parametrize("rho", [1, 2, 3, 5])
-def test_proportional_epoch_covers_every_interaction(rho):
+def test_proportional_epoch_covers_every_interaction(rho: int) -> None:
     plan = plan_of(ROWS, 12, rho=rho, eta=2)
     users, items, _ = epoch_of(plan)
     for user, row in enumerate(ROWS):
@@ -120,7 +123,7 @@ def test_proportional_epoch_covers_every_interaction(rho):
             assert set(lists.flatten().tolist()) == set(row)
 
 
-def test_last_negative_is_found():
+def test_last_negative_is_found() -> None:
     plan = plan_of([list(range(999))], 1000, rho=2, eta=3)
     _, items, _ = epoch_of(plan)
     assert (items[:, 2:] == 999).all()
@@ -128,7 +131,7 @@ def test_last_negative_is_found():
 
 @pytest.mark.parametrize("row", [[], [0], [1, 4, 6, 7, 8, 9, 10], [8, 9, 10, 11], [0, 1, 2, 11]])
 @pytest.mark.parametrize("share", [1, 2])
-def test_negatives_are_uniform(row, share):
+def test_negatives_are_uniform(row: Tensor, share: int) -> None:
     plan = plan_of([row or [0]] * 1000, 12, rho=1, eta=40, seed=3, share=share)
     _, items, _ = epoch_of(plan)
     items = items[::share]  # those of different groups are independent
@@ -139,7 +142,7 @@ def test_negatives_are_uniform(row, share):
 
 
 @pytest.mark.parametrize("row", [[0], [1, 4, 6, 7, 8, 9, 10]])
-def test_negatives_of_a_list_are_independent(row):
+def test_negatives_of_a_list_are_independent(row: Tensor) -> None:
     # Pairs of draws that follow each other are uniform over all pairs, whether shared or a list's own.
     plan = plan_of([row] * 1500, 12, rho=1, eta=2, seed=4, share=3)
     _, items, _ = epoch_of(plan)
@@ -148,9 +151,10 @@ def test_negatives_of_a_list_are_independent(row):
     assert chisquare(counts[others][:, others].flatten()).pvalue > SIGNIFICANCE
 
 
-def test_lists_share_the_draws_that_are_not_items_of_their_user():
+def test_lists_share_the_draws_that_are_not_items_of_their_user() -> None:
     plan = plan_of(ROWS * 4, 12, rho=1, eta=30, share=4)
     users, items, shared = epoch_of(plan)
+    assert shared is not None
     assert shared.size == 4
     assert shared.items.shape == (-(-plan.n_lists // 4), 30)
     drawn = shared.items.repeat_interleave(4, dim=0)[: plan.n_lists]
@@ -163,7 +167,7 @@ def test_lists_share_the_draws_that_are_not_items_of_their_user():
 
 
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
-def test_positives_are_uniform(user_sampling):
+def test_positives_are_uniform(user_sampling: UserSampling) -> None:
     row = [1, 4, 6, 7, 9]
     plan = plan_of([row] * 4000, 12, rho=2, eta=1, seed=5, user_sampling=user_sampling)
     users, items, _ = epoch_of(plan)
@@ -177,7 +181,7 @@ def test_positives_are_uniform(user_sampling):
     assert chisquare(counts).pvalue > SIGNIFICANCE
 
 
-def test_uniform_sampling_draws_eligible_users_equally_often():
+def test_uniform_sampling_draws_eligible_users_equally_often() -> None:
     plan = plan_of(ROWS * 300, 12, rho=1, eta=1, user_sampling="uniform")
     users, _, _ = epoch_of(plan)
     counts = torch.bincount(users % len(ROWS), minlength=len(ROWS))
@@ -187,7 +191,7 @@ def test_uniform_sampling_draws_eligible_users_equally_often():
 
 @pytest.mark.parametrize("user_sampling", ["proportional", "uniform"])
 @pytest.mark.parametrize("share", [1, 4])
-def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling, share):
+def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling: UserSampling, share: int) -> None:
     plan = plan_of(ROWS, 12, rho=2, eta=5, user_sampling=user_sampling, share=share)
     users, items, _ = epoch_of(plan, epoch=3)
     for size in (share, 2 * share, 5 * share, share * plan.n_lists):
@@ -199,13 +203,13 @@ def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling, share
         assert torch.equal(torch.cat([batch[1] for batch in batches]), items)
 
 
-def test_epochs_and_seeds_differ_and_repeat():
+def test_epochs_and_seeds_differ_and_repeat() -> None:
     plan, other = (plan_of(ROWS * 20, 12, rho=2, eta=5, seed=seed) for seed in (0, 1))
     assert torch.equal(epoch_of(plan, 1)[1], epoch_of(plan, 1)[1])
     assert not torch.equal(epoch_of(plan, 1)[1], epoch_of(plan, 2)[1])
     assert not torch.equal(epoch_of(plan, 1)[1], epoch_of(other, 1)[1])
 
 
-def test_data_without_a_single_list_is_refused():
+def test_data_without_a_single_list_is_refused() -> None:
     with pytest.raises(InputError, match="nothing to train on"):
         plan_of([[], [0, 1, 2]], 3, rho=1, eta=1)

@@ -1,20 +1,23 @@
 """One training step of the reference: losses and gradients by autograd and by loops, updates by torch.optim.Adagrad."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from drm_triton.kernels import reference
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective
+from drm_triton.names import Score, Weight
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 TEN_STEPS = {"rtol": 1e-8, "atol": 1e-10}  # rounding grows from step to step
 SCORES = ("dot", "l2")
 
 
-def random_step(B=6, rho=2, eta=7, d=5, M=4, N=30, seed=0):
+def random_step(B: int = 6, rho: int = 2, eta: int = 7, d: int = 5, M: int = 4, N: int = 30, seed: int = 0) -> Any:
     """Factors inside the unit ball and a batch in which users and items repeat; float64."""
     random = torch.Generator().manual_seed(seed)
     U, V = (torch.randn(rows, d, generator=random, dtype=torch.float64) / math.sqrt(2 * d) for rows in (M, N))
@@ -23,7 +26,7 @@ def random_step(B=6, rho=2, eta=7, d=5, M=4, N=30, seed=0):
     return U, V, users, items
 
 
-def losses_of_one_list(s, rho, n_items, objective):
+def losses_of_one_list(s: Any, rho: int, n_items: int, objective: Objective) -> Any:
     """Hinge, DRM and MSE by their definitions, with math and lists alone."""
     n, mu = len(s), objective.margin
     positive, negatives = min(s[:rho]), s[rho:]
@@ -53,7 +56,7 @@ def losses_of_one_list(s, rho, n_items, objective):
 
 @pytest.mark.parametrize("weight", ["uniform", "precision", "recall", "ndcg", "ap"])
 @pytest.mark.parametrize("k", [None, 1, 4])
-def test_losses_follow_their_definitions(weight, k):
+def test_losses_follow_their_definitions(weight: Weight, k: int | None) -> None:
     objective = Objective(rho=2, k=k, tau=0.4, lam=3.0, weight=weight, mse=True)
     U, V, users, items = random_step()
     result = reference.list_gradients(U, V, ListBatch(users, items), objective)
@@ -68,7 +71,7 @@ def test_losses_follow_their_definitions(weight, k):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("weight", ["uniform", "precision", "recall", "ndcg", "ap"])
 @pytest.mark.parametrize("parts", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)])
-def test_gradients_equal_autograd(score, weight, parts):
+def test_gradients_equal_autograd(score: Score, weight: Weight, parts: tuple[int, int, int]) -> None:
     hinge, drm, mse = map(bool, parts)
     objective = Objective(
         rho=2, score=score, k=3, tau=0.5, lam=0.7, weight=weight, margin=0.8, hinge=hinge, drm=drm, mse=mse
@@ -90,7 +93,7 @@ def test_gradients_equal_autograd(score, weight, parts):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_scores_follow_their_definitions(score):
+def test_scores_follow_their_definitions(score: Score) -> None:
     U, V, users, items = random_step()
     s = reference.list_scores(U, V, users, items, score)
     for b, j in ((0, 0), (3, 5), (5, 8)):
@@ -99,11 +102,11 @@ def test_scores_follow_their_definitions(score):
         assert s[b, j].item() == pytest.approx(expected, rel=1e-12)
 
 
-def int32(*values):
+def int32(*values: Any) -> list[Tensor]:
     return [torch.tensor(value, dtype=torch.int32) for value in values]
 
 
-def test_first_of_tied_entries_bears_the_hinge():
+def test_first_of_tied_entries_bears_the_hinge() -> None:
     U, V = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[0.1], [0.1], [0.5], [0.5]], dtype=torch.float64)
     objective = Objective(rho=2, drm=False)
     g = reference.list_gradients(U, V, ListBatch(*int32([0], [[0, 1, 2, 3]])), objective).g
@@ -114,7 +117,7 @@ def test_first_of_tied_entries_bears_the_hinge():
 @pytest.mark.parametrize(
     ("negative", "gap", "violations"), [(0.5, 0.25, 2), (0.25 + 2**-20, 2**-20, 2), (0.25, 0.0, 2), (0.2, -0.05, 0)]
 )
-def test_hinge_ends_at_the_margin(negative, gap, violations):
+def test_hinge_ends_at_the_margin(negative: float, gap: float, violations: int) -> None:
     """A negative at the margin exactly counts as a violation in Phi, but bears no loss and no gradient."""
     U = torch.ones(1, 1, dtype=torch.float64)
     V = torch.tensor([[0.75], [negative], [0.25 if violations else 0.0]], dtype=torch.float64)
@@ -125,7 +128,16 @@ def test_hinge_ends_at_the_margin(negative, gap, violations):
     np.testing.assert_allclose(result.g, [[-phi, phi, 0]])
 
 
-def apply_step(U, V, state_U, state_V, users, items, objective, lr):
+def apply_step(
+    U: Tensor,
+    V: Tensor,
+    state_U: Tensor,
+    state_V: Tensor,
+    users: Tensor,
+    items: Tensor,
+    objective: Objective,
+    lr: float,
+) -> None:
     """A whole step as a trainer makes it: both tables are updated from the factors at its start."""
     batch = ListBatch(users, items)
     gradients = reference.list_gradients(U, V, batch, objective)
@@ -135,7 +147,7 @@ def apply_step(U, V, state_U, state_V, users, items, objective, lr):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_steps_equal_autograd_with_torch_adagrad_and_projection(score):
+def test_steps_equal_autograd_with_torch_adagrad_and_projection(score: Score) -> None:
     objective = Objective(rho=2, score=score, tau=0.5, lam=2.0)
     U, V, _, _ = random_step()
     dense = [torch.nn.Parameter(U.clone()), torch.nn.Parameter(V.clone())]
@@ -151,7 +163,7 @@ def test_steps_equal_autograd_with_torch_adagrad_and_projection(score):
 
         optimizer.zero_grad()
         hinge, drm, _ = reference.list_losses(
-            reference.list_scores(*dense, users, items, score), len(dense[1]), objective
+            reference.list_scores(dense[0], dense[1], users, items, score), len(dense[1]), objective
         )
         (hinge + objective.lam * drm).sum().backward()
         optimizer.step()
@@ -159,7 +171,7 @@ def test_steps_equal_autograd_with_torch_adagrad_and_projection(score):
             for table in dense:
                 norm = table.norm(dim=1, keepdim=True)
                 projected += int((norm > 1).sum())
-                table /= norm.clamp(min=1)
+                table.div_(norm.clamp(min=1))
         torch.testing.assert_close(U, dense[0].detach(), **TEN_STEPS)
         torch.testing.assert_close(V, dense[1].detach(), **TEN_STEPS)
     assert projected > 0  # or the projection was not tested
@@ -168,7 +180,7 @@ def test_steps_equal_autograd_with_torch_adagrad_and_projection(score):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_batch_of_one_is_the_printed_algorithm(score):
+def test_batch_of_one_is_the_printed_algorithm(score: Score) -> None:
     """One list, one user, rho + eta items: gradients by the chain rule in NumPy, each row stepped and projected."""
     objective = Objective(rho=2, score=score, lam=0.5)
     U, V, users, items = random_step(B=1)
@@ -179,7 +191,7 @@ def test_batch_of_one_is_the_printed_algorithm(score):
     else:
         du, dv = -2 * (g[:, None] * (u - v)).sum(0), 2 * g[:, None] * (u - v)
 
-    def step(row, gradient):
+    def step(row: Any, gradient: Any) -> Any:
         row = row - 0.2 * gradient / (np.sqrt(gradient**2) + 1e-10)
         return row / np.maximum(1, np.linalg.norm(row, axis=-1, keepdims=True))
 
@@ -192,7 +204,7 @@ def test_batch_of_one_is_the_printed_algorithm(score):
     assert torch.equal(V[untouched], before[untouched])
 
 
-def test_rows_inside_the_ball_are_not_pushed_to_the_sphere():
+def test_rows_inside_the_ball_are_not_pushed_to_the_sphere() -> None:
     table, state = torch.full((1, 2), 0.1), torch.zeros(1, 2)
     terms = GradientTerms.of_users(torch.zeros(1, dtype=torch.int32), torch.tensor([[1.0, -2.0]]))
     reference.update_rows(table, state, terms, 0.01, "dot")

@@ -12,7 +12,8 @@ from drm_triton.training.initialize import initial_factors, spectral
 def blocks(users: int = 30, items: int = 20) -> CSR:
     rng = np.random.default_rng(0)
     same = np.arange(users)[:, None] % 3 == np.arange(items) % 3
-    return CSR.from_pairs(*np.nonzero(rng.random((users, items)) < np.where(same, 0.8, 0.05)), (users, items))
+    rows, columns = np.nonzero(rng.random((users, items)) < np.where(same, 0.8, 0.05))
+    return CSR.from_pairs(rows, columns, (users, items))
 
 
 def test_spectral_scores_are_those_of_the_truncated_svd() -> None:
