@@ -47,8 +47,8 @@ def list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
 
 def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Callable[[], None]:
     """Return a training step: embeddings, batched autograd, torch's Adagrad, projection."""
-    user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)  # type: ignore[no-untyped-call]
-    item_table = nn.Embedding.from_pretrained(V.clone(), freeze=False, sparse=sparse)  # type: ignore[no-untyped-call]
+    user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)
+    item_table = nn.Embedding.from_pretrained(V.clone(), freeze=False, sparse=sparse)
     tables = ((user_table.weight, users.long()), (item_table.weight, items.long()))
     # fused is the fastest in torch; it supports dense gradients only
     optimizer = torch.optim.Adagrad([weight for weight, _ in tables], lr=0.05, fused=not sparse)
@@ -57,7 +57,7 @@ def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, spa
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         s = torch.bmm(item_table(items), user_table(users)[:, :, None]).squeeze(2)
-        list_loss(s, len(V), rho).sum().backward()  # type: ignore[no-untyped-call]
+        list_loss(s, len(V), rho).sum().backward()
         optimizer.step()
         with torch.no_grad():
             for weight, rows in tables:

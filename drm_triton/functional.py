@@ -293,7 +293,7 @@ class _DrmLists(torch.autograd.Function):
 
 def _call(operation: Any, function: type[torch.autograd.Function], *inputs: Any) -> Any:
     transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    return function.apply(*inputs) if transformed else operation(*inputs)  # type: ignore[no-untyped-call]
+    return function.apply(*inputs) if transformed else operation(*inputs)
 
 
 def _backend(s: Tensor) -> Backend:
@@ -381,7 +381,7 @@ def _check_lists(
 
 
 def _tangent(scores: Tensor) -> Tensor | None:
-    tangent: Tensor | None = forward_ad.unpack_dual(scores).tangent  # type: ignore[no-untyped-call]
+    tangent: Tensor | None = forward_ad.unpack_dual(scores).tangent
     return tangent
 
 

@@ -42,7 +42,8 @@ def test_every_keyword_reaches_the_configuration() -> None:
 
 
 def test_help_lists_each_parameter_with_default_and_meaning() -> None:
-    text = plain(pydoc.render_doc(DRM, renderer=pydoc.plaintext).replace("|", " "))
+    renderer = pydoc.plaintext  # type: ignore[attr-defined]
+    text = plain(pydoc.render_doc(DRM, renderer=renderer).replace("|", " "))
     for field in dataclasses.fields(TrainConfig):
         declared = declaration(field)
         kind = "{" + ", ".join(f'"{value}"' for value in choices(field)) + "}" if choices(field) else "[a-z]+"

@@ -27,7 +27,8 @@ def covariance_loss(U: Tensor, V: Tensor, form: CovForm) -> Tensor:
     """Return the loss L, a scalar."""
     _, C = covariance(U, V)
     if form == "printed":
-        return (torch.linalg.norm(C) - C.diagonal().square().sum()) / (len(U) + len(V))
+        norm: Tensor = torch.linalg.norm(C)
+        return (norm - C.diagonal().square().sum()) / (len(U) + len(V))
     return (C.square().sum() - C.diagonal().square().sum()) / 2
 
 
