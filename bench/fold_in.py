@@ -27,7 +27,7 @@ import numpy as np
 
 from drm_triton import DRM, Dataset
 from drm_triton.bench.quality import SETS
-from drm_triton.bench.record import RESULTS, Row, environment, race
+from drm_triton.bench.record import RESULTS, Row, environment, time_in_turns
 from drm_triton.data.csr import CSR
 from drm_triton.data.split import random_keys
 from drm_triton.names import Score
@@ -86,7 +86,7 @@ def measure(name: str, fold: int, score: Score, data: Path) -> Row:
     }
     means = {method: evaluate(rank, history, relevant).means for method, rank in rankers.items()}
     median = history.take(new_users[np.argsort(history.degrees()[new_users])[[len(new_users) // 2]]])  # one user
-    times = race(
+    times = time_in_turns(
         {
             "one": lambda: fold_in(V, median, config, backend),
             "all": lambda: fold_in(V, history.take(new_users), config, backend),

@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drm_triton.bench import rivals
+from drm_triton.bench import baselines
 from drm_triton.bench.kernels_report import plot, show
-from drm_triton.bench.record import RESULTS, Row, environment, race, save
+from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
 from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
@@ -151,7 +151,7 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
     if device != "cpu":
         side = 8192
         square = torch.ones(side, side, device=device)
-        flops = 2 * side**3 / race({"product": lambda: square @ square})["product"]
+        flops = 2 * side**3 / time_in_turns({"product": lambda: square @ square})["product"]
     else:
         rounds, count = 20_000, threads.n_threads()
         sizes = (QUERIES * DEPTH, DEPTH * WIDTH, WIDTH, QUERIES)
@@ -159,9 +159,10 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
             [*(torch.ones(size).numpy() for size in sizes), np.zeros(WIDTH, np.int32), np.zeros(QUERIES, np.int64)]
             for _ in range(count)
         ]
-        seconds = race({"fma": lambda: threads.run(partial(fma_rounds, rounds, *table) for table in tables)})["fma"]
+        on_all_threads = {"fma": lambda: threads.run(partial(fma_rounds, rounds, *table) for table in tables)}
+        seconds = time_in_turns(on_all_threads)["fma"]
         flops = 2 * QUERIES * WIDTH * DEPTH * rounds * count / seconds
-    seconds = race({"copy": lambda: target.copy_(source)})["copy"]
+    seconds = time_in_turns({"copy": lambda: target.copy_(source)})["copy"]
     return [
         {"section": "peaks", "name": "fma", "gflops": flops / 1e9},
         {"section": "peaks", "name": "copy", "gbytes": 2 * bandwidth_bytes / seconds / 1e9},
@@ -190,7 +191,7 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
     runners: dict[str, Callable[[], object]] = {
         "ours": lambda: ours.drm_lists(s, y, w, 1.0, mask),
         "torch closed form": lambda: reference.drm_lists(s, y, w, 1.0, mask),
-        "torch autograd (published NeuralSort)": lambda: rivals.published_neuralsort(s, y, K, 1.0),
+        "torch autograd (published NeuralSort)": lambda: baselines.published_neuralsort(s, y, K, 1.0),
     }
     compiled = torch.compile(reference.drm_lists)
     try:
@@ -198,7 +199,7 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
         runners["torch.compile of the closed form"] = lambda: compiled(s, y, w, 1.0, mask)
     except Exception as error:  # usually a missing C++ compiler
         print(f"torch.compile is not measured: {str(error).splitlines()[0]}")
-    times = race(runners, seconds=10, least=3 if quick else 7)
+    times = time_in_turns(runners, seconds=10, least=3 if quick else 7)
     sizes = {"B": B, "n": n, "K": K}
     flops, moved = counted("drm", sizes)
     return rows_of("drm", times, sizes, B * flops, B * moved)
@@ -219,12 +220,12 @@ def step(size: Sizes, quick: bool) -> list[Row]:
     for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
         users, items, _ = ours.sample_lists(unshared_plan, 1, 0, B)
         runners: dict[str, Callable[[], object]] = {
-            "ours": rivals.backend_step(ours, plan, U, V, Objective(rho), B),
-            "ours, share 1": rivals.backend_step(ours, unshared_plan, U, V, Objective(rho), B),
-            "torch, dense gradients": rivals.torch_step(U, V, users, items, rho, sparse=False),
-            "torch, sparse gradients": rivals.torch_step(U, V, users, items, rho, sparse=True),
+            "ours": baselines.backend_step(ours, plan, U, V, Objective(rho), B),
+            "ours, share 1": baselines.backend_step(ours, unshared_plan, U, V, Objective(rho), B),
+            "torch, dense gradients": baselines.torch_step(U, V, users, items, rho, sparse=False),
+            "torch, sparse gradients": baselines.torch_step(U, V, users, items, rho, sparse=True),
         }
-        times = race(runners, seconds=10, least=3 if quick else 7)
+        times = time_in_turns(runners, seconds=10, least=3 if quick else 7)
         sizes = {"B": B, "n": n, "d": d, "K": rho}
         r = (len(torch.unique(items)) + len(torch.unique(users))) / B
         counts = [counted(name, sizes, r) for name in ("sample", "gradients", "update")]
@@ -241,17 +242,17 @@ def topk(size: Sizes, quick: bool) -> list[Row]:
     queries, V, seen = factors(size.users, d, device, 3), factors(size.items, d, device, 4), (plan.indptr, plan.indices)
     runners: dict[str, Callable[[], object]] = {
         "ours": lambda: ours.top_k(queries, ours.pack_items(V, "dot"), k, seen),
-        "matrix product alone": rivals.matrix_product(queries, V),
-        "torch, blocks and topk": rivals.blocked_topk(queries, V, k, seen),
+        "matrix product alone": baselines.matrix_product(queries, V),
+        "torch, blocks and topk": baselines.blocked_topk(queries, V, k, seen),
     }
-    other = rivals.implicit_recommend(queries, V, k, seen) if device == "cpu" else None
+    other = baselines.implicit_recommend(queries, V, k, seen) if device == "cpu" else None
     if other is not None:
         runners["implicit, recommend"] = other
     elif device == "cpu":
         print("implicit is not measured: it is not installed (pip install 'drm-triton[bench]')")
     else:
         print("implicit is not measured: the comparison is with its recommend on the CPU")
-    times = race(runners, seconds=15, least=3 if quick else 5)
+    times = time_in_turns(runners, seconds=15, least=3 if quick else 5)
     sizes = {"m": size.users, "items": size.items, "d": d, "K": k}
     flops, moved = counted("top-k", sizes)
     return rows_of("topk", times, sizes, size.users * flops, size.users * moved)
@@ -321,7 +322,7 @@ def rank(sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:
     ours, device = backend_and_device()
     queries, V = factors(sizes["B"], sizes["d"], device, 3), factors(sizes["items"], sizes["d"], device, 4)
     runners = {"top-k": lambda: ours.top_k(queries, ours.pack_items(V, "dot"), sizes["K"])}
-    times = with_threads(lambda: race(runners, seconds, least=3), sizes["threads"])
+    times = with_threads(lambda: time_in_turns(runners, seconds, least=3), sizes["threads"])
     return {name: (t, 0.0) for name, t in times.items()}
 
 
@@ -343,16 +344,17 @@ def operations(size: Sizes, sizes: Row, seconds: float) -> dict[str, tuple[float
         "update": lambda: ours.update_rows(V, state, GradientTerms.of_items(batch, lists.g, U), 0.01, "dot"),
         "drm": lambda: ours.drm_lists(lists.scores, y, w, 1.0, mask),
     }
-    times = with_threads(lambda: race(runners, seconds), sizes["threads"])
+    times = with_threads(lambda: time_in_turns(runners, seconds), sizes["threads"])
     return {name: (t, len(torch.unique(batch.items)) / B) for name, t in times.items()}
 
 
 def compilation(size: Sizes, quick: bool) -> list[Row]:
     """Measure the seconds of a first training step and top-K in a new process, without and with cached kernels."""
     program = (
-        "import time, torch; from drm_triton.bench import rivals, kernels as b; ours, device = b.backend_and_device();"
+        "import time, torch; from drm_triton.bench import baselines, kernels as b;"
+        "ours, device = b.backend_and_device();"
         "plan = b.make_plan(500, 3, 45, device); U, V = b.factors(15500, 64, device, 1), b.factors(500, 64, device, 2);"
-        "start = time.time(); rivals.backend_step(ours, plan, U, V, b.Objective(3), 64)();"
+        "start = time.time(); baselines.backend_step(ours, plan, U, V, b.Objective(3), 64)();"
         "items, _ = ours.top_k(U[:64], ours.pack_items(V, 'dot'), 5); items.cpu(); print(time.time() - start)"
     )
     rows = []

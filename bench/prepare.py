@@ -121,15 +121,15 @@ def run(command: list[str]) -> tuple[float, float]:
 def commands(raw: Path, out: Path) -> dict[str, list[str]]:
     """Return the command of each program."""
     python = sys.executable
-    rival = PANDAS.format(read=PANDAS_READ[raw.name])
+    pandas_program = PANDAS.format(read=PANDAS_READ[raw.name])
     return {
         "floor": [python, "-c", FLOOR[raw.name], str(raw)],
         "drm-triton": [python, "-m", "drm_triton", *OURS[raw.name], "--raw", str(raw), "--out", f"{out}-ours", "-q"],
-        "pandas": [python, "-c", rival, str(raw), f"{out}-pandas"],
+        "pandas": [python, "-c", pandas_program, str(raw), f"{out}-pandas"],
     }
 
 
-def race(raw: Path, folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+def time_in_turns(raw: Path, folder: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Run the three programs in turn; return medians over the rounds. A ratio compares times of the same round."""
     times: dict[str, list[float]] = {}
     memory: dict[str, list[float]] = {}
@@ -174,7 +174,7 @@ def main() -> None:
                 maker.join()
         results = {}
         for raw in (ratings, playlists):
-            results[raw.name] = race(raw, folder, options.rounds)
+            results[raw.name] = time_in_turns(raw, folder, options.rounds)
             print(f"\n{raw.name} ({raw.stat().st_size / 1e6:,.0f} MB), median of {options.rounds} rounds")
             print(f"{'':<12}{'seconds':>9}{'fastest':>9}{'x floor':>9}{'peak GB':>9}")
             for name, r in results[raw.name].items():

@@ -26,7 +26,7 @@ TURN = 0.2  # least seconds of a turn
 PAUSE = 0.02  # seconds between turns, in which spinning threads of the last runner go to sleep
 
 
-def race(
+def time_in_turns(
     runners: Mapping[str, Callable[[], object]], seconds: float = 2.0, least: int = 5, most: int = 200
 ) -> dict[str, float]:
     """Run functions in turn and return the median time of each.

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from drm_triton import Dataset, TrainConfig
-from drm_triton.bench import rivals
-from drm_triton.bench.record import RESULTS, Row, environment, race, save
+from drm_triton.bench import baselines
+from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
 from drm_triton.data.dataset import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
@@ -143,12 +143,14 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     state, per_positive = initial_state(config, train, device), eta // rho
     users, items, _ = backend.sample_lists(unshared_plan, 0, 0, BATCH)
     warp, epoch = lightfm(train, factors, per_positive)
-    times = race(
+    times = time_in_turns(
         {
-            "ours": rivals.backend_step(backend, plan, state.U, state.V, objective_of(config), BATCH),
-            "ours, share 1": rivals.backend_step(backend, unshared_plan, state.U, state.V, objective_of(config), BATCH),
-            "plain PyTorch, dense": rivals.torch_step(state.U, state.V, users, items, rho, sparse=False),
-            "plain PyTorch, sparse": rivals.torch_step(state.U, state.V, users, items, rho, sparse=True),
+            "ours": baselines.backend_step(backend, plan, state.U, state.V, objective_of(config), BATCH),
+            "ours, share 1": baselines.backend_step(
+                backend, unshared_plan, state.U, state.V, objective_of(config), BATCH
+            ),
+            "plain PyTorch, dense": baselines.torch_step(state.U, state.V, users, items, rho, sparse=False),
+            "plain PyTorch, sparse": baselines.torch_step(state.U, state.V, users, items, rho, sparse=True),
             "LightFM WARP": epoch,
             "limit: the two gathers alone": gather(state.U, state.V, users, items),
         },
@@ -183,10 +185,10 @@ def evaluation(data: Dataset, factors: int) -> list[Row]:
     runners: dict[str, Callable[[], object]] = {
         "ours": lambda: evaluate(ranker, data.train, data.test, (50,), min_train=0)
     }
-    other = rivals.implicit_evaluate(state.U, state.V, 50, train, test)
+    other = baselines.implicit_evaluate(state.U, state.V, 50, train, test)
     if other is not None:
         runners["implicit, ranking_metrics_at_k"] = other
-    times = race(runners, seconds=15)
+    times = time_in_turns(runners, seconds=15)
     users = int((data.test.degrees() > 0).sum())
     return [
         {"evaluation": name, "users_per_second": users / seconds, "ours_times": seconds / times["ours"]}

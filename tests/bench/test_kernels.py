@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drm_triton.bench import kernels, rivals
+from drm_triton.bench import baselines, kernels
 from drm_triton.bench.record import Row
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu
@@ -20,17 +20,17 @@ TINY = kernels.Sizes(users=40, items=60, rho=2, eta=6, factors=4, batch=32)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each function once and return one second as its time."""
 
-    def race(runners: dict[str, Callable[[], object]], *_: object, **__: object) -> dict[str, float]:
+    def time_in_turns(runners: dict[str, Callable[[], object]], *_: object, **__: object) -> dict[str, float]:
         for run in runners.values():
             run()
         return dict.fromkeys(runners, 1.0)
 
-    monkeypatch.setattr(kernels, "race", race)
+    monkeypatch.setattr(kernels, "time_in_turns", time_in_turns)
 
 
 def test_published_neuralsort_runs_on_the_device_of_the_scores() -> None:
     s = torch.zeros(2, 5, device="meta")
-    loss, gradient = rivals.published_neuralsort(s, s, 2, 1.0)
+    loss, gradient = baselines.published_neuralsort(s, s, 2, 1.0)
     assert loss.device.type == gradient.device.type == "meta"
 
 
