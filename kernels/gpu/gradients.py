@@ -2,16 +2,16 @@
 
 For a list of n items, the first rho positive (y = 1), u = U[user], v_j = V[item_j]:
     s_j = u.v_j  or  -||u - v_j||^2
-    hinge  i = argmin of s over positives, j = argmax over negatives (the first of equals), Phi = log(1 + N / eta *
+    hinge  i = argmin of s over positives, j = argmax over negatives (ties: the first), Phi = log(1 + N / eta *
            #{negatives with margin - s_i + s_neg >= 0}):   Phi max(0, margin - s_i + s_j),   ds_i = -Phi, ds_j = Phi
     drm    ||y - Q||^2, see `softsort`
     mse    mean (s - y)^2,   ds = 2 (s - y) / n
     loss = hinge + lam drm + mse,   g = dloss/ds
     user_grad = sum_j g_j v_j  or  -2 sum_j g_j (u - v_j)
 
-One program per list of up to softsort.MAX_ITEMS items: a list moves n * d + d floats in and 2 n + d + 4 out, and P, Q
-and the n x n differences never leave the program. Longer lists run scores, `softsort_tiled` and the user gradient as
-separate kernels.
+A list of up to softsort.MAX_ITEMS items is one program. It reads n * d + d floats and writes 2 n + d + 4. P, Q and the
+n x n differences stay in the program. Longer lists use separate kernels for the scores, `softsort_tiled` and the user
+gradient.
 """
 
 import torch
@@ -21,51 +21,52 @@ from torch import Tensor
 
 from drm_triton.kernels.checks import check_lists
 from drm_triton.kernels.gpu import softsort, softsort_tiled
-from drm_triton.kernels.gpu.options import registers
-from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, soft_topk, soft_topk_gradient, spoil
+from drm_triton.kernels.gpu.options import register_limit
+from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, nan_or_zero, soft_topk, soft_topk_gradient
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import list_weights, rank_weights
 
 
-def block_sizes(n: int, d: int, k: int) -> dict[str, int]:
-    """Tile sizes and warps for lists of n items and d factors.
+def gradients_sizes(n: int, d: int, k: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_gradients_kernel` for lists of n items and d factors.
 
-    The V tile is the largest, BLOCK_N * BLOCK_D floats over a warp per 32 items: up to 64 factors it is 64 registers a
-    thread and stays there from the scores to the user gradient. At 128 it would leave room for 8 warps on an NVIDIA
-    multiprocessor; tiles of 32 factors gathered twice (the second time from cache) leave room for 24.
+    The V tile is the largest: BLOCK_N * BLOCK_D floats, with a warp per 32 items. Up to 64 factors it takes at most 64
+    registers per thread and stays in registers from the scores to the user gradient. With 128 factors, only 8 warps
+    would fit on an NVIDIA multiprocessor. Tiles of 32 factors, gathered twice (the second time from the cache), leave
+    room for 24.
     """
     block_d = triton.next_power_of_2(d)
     block_d = max(16, block_d) if block_d <= 64 else 32
-    limit = registers(96 if block_d <= 32 else 144) if n > 32 else {}  # no spills; 20 and 12 to 14 warps each
-    return {**softsort.block_sizes(n, k), "BLOCK_D": block_d, **limit}
+    limit = register_limit(96 if block_d <= 32 else 144) if n > 32 else {}  # no spills; room for 20 and 12 to 14 warps
+    return {**softsort.softsort_sizes(n, k), "BLOCK_D": block_d, **limit}
 
 
-LONG = {"BLOCK_N": 64, "BLOCK_D": 64, "num_warps": 4}  # tiles of lists beyond MAX_ITEMS: 32 floats a thread
+LONG_SIZES = {"BLOCK_N": 64, "BLOCK_D": 64, "num_warps": 4}  # of lists beyond MAX_ITEMS: 32 floats per thread
 
 
 def finish_sizes(n: int) -> dict[str, int]:
-    """Tile size and warps of `_finish_kernel`: at least 4 items a thread."""
+    """Return tile size and warps of `_finish_kernel`: at least 4 items per thread."""
     block_n = triton.next_power_of_2(n)
     return {"BLOCK_N": block_n, "num_warps": max(1, min(16, block_n // 128))}
 
 
-# Looking at the values of users and items would make the host wait for the device, so an id outside its table is dealt
-# with here: its row is not read and its score is NaN, which spoils the list's losses and gradients for all to see.
+# Reading the values of users and items would make the host wait for the device. So the kernels check the ids. The row
+# of an id outside its table is not read, and its score is NaN. This makes the losses and gradients of the list NaN.
 
 
 @triton.jit
 def _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items):
-    """User of a list, items at offs_n, and which of those have a row to read: none if the user has none."""
+    """Return the user of a list, the items at offs_n, and which items can be read (none if the user is unknown)."""
     user = tl.load(users_ptr + row)
     item = tl.load(items_ptr + row * n + offs_n, mask=offs_n < n, other=-1)
-    known = user.to(tl.uint32) < n_users.to(tl.uint32)  # unsigned, a negative id is beyond every table
+    known = user.to(tl.uint32) < n_users.to(tl.uint32)  # as unsigned numbers, negative ids are too large
     inside = item.to(tl.uint32) < tl.where(known, n_items, 0).to(tl.uint32)
     return tl.where(known, user, 0).to(tl.int64), item.to(tl.int64), inside
 
 
 @triton.jit
 def _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D: tl.constexpr):
-    """Factors start .. start + BLOCK_D - 1 of the user and of the items: [1, BLOCK_D], [BLOCK_N, BLOCK_D]."""
+    """Load factors start .. start + BLOCK_D - 1 of user and items: [1, BLOCK_D], [BLOCK_N, BLOCK_D]."""
     offs_d = start + tl.arange(0, BLOCK_D)[None, :]
     u = tl.load(U_row + offs_d, mask=offs_d < d, other=0.0)
     v = tl.load(V_ptr + item[:, None] * d + offs_d, mask=inside[:, None] & (offs_d < d), other=0.0)
@@ -74,7 +75,7 @@ def _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def _score(u, v, L2: tl.constexpr):
-    """Their share of the scores: [BLOCK_N]."""
+    """Return the part of the scores that a tile of factors contributes: [BLOCK_N]."""
     if L2:
         return -tl.sum((u - v) * (u - v), axis=1)
     else:
@@ -83,7 +84,7 @@ def _score(u, v, L2: tl.constexpr):
 
 @triton.jit
 def _user_gradient(g, u, v, L2: tl.constexpr):
-    """Their share of the user gradient: [BLOCK_D]."""
+    """Return the part of the user gradient that a tile of items contributes: [BLOCK_D]."""
     if L2:
         return -2 * tl.sum(g[:, None] * (u - v), axis=0)
     else:
@@ -92,14 +93,14 @@ def _user_gradient(g, u, v, L2: tl.constexpr):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) for x >= 0, exact to rounding for small x too (Kahan)."""
+    """Return log(1 + x) for x >= 0, accurate for small x too (Kahan)."""
     y = 1 + x
     return tl.where(y == 1, x, tl.log(y) * (x / tl.where(y == 1, 1.0, y - 1)))
 
 
 @triton.jit
 def _hinge(s, offs_n, live, rho, margin, ratio):
-    """Hinge loss and its gradient to the scores; `ratio` is N / eta."""
+    """Return the hinge loss and its gradient to the scores; `ratio` is N / eta."""
     positive, negative = offs_n < rho, live & (offs_n >= rho)
     lowest = tl.min(tl.where(positive, s, float("inf")), axis=0)
     highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
@@ -115,20 +116,20 @@ def _hinge(s, offs_n, live, rho, margin, ratio):
 
 @triton.jit
 def _finish(
-    row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
+    row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
     HINGE: tl.constexpr, MSE: tl.constexpr,
 ):  # fmt: skip
-    """Add hinge and mse to the DRM part (drm, ds), store losses and g [BLOCK_N]; bad is NaN to spoil them, else 0."""
+    """Add hinge and mse to DRM and its gradient ds; store losses and g [BLOCK_N]. `nan` (NaN or 0) is added to all."""
     dtype: tl.constexpr = s.dtype
     lam = tl.full((), lam, dtype)
-    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + bad
+    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + nan
     if HINGE:
         hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
-        hinge += bad
+        hinge += nan
         g += step
     if MSE:
         error = tl.where(live, s - (offs_n < rho).to(dtype), 0.0)
-        mse = tl.sum(error * error, axis=0) / n + bad
+        mse = tl.sum(error * error, axis=0) / n + nan
         g += 2 * error / n
     tl.store(g_ptr + row * n + offs_n, g, mask=live)
     tl.store(losses_ptr + row, hinge)
@@ -187,23 +188,23 @@ def _gradients_kernel(
             s += _score(u, v, L2)
     s = tl.where(inside, s, float("nan"))
     tl.store(s_ptr + row * n + offs_n, s, mask=live)
-    # The sum left each score with all the threads that share its row; a gather deals them out one to a thread, which
-    # halves the registers and instructions of everything that follows.
+    # After the sum, all threads of a row hold its score. The gather leaves one score per thread, which halves the
+    # registers and instructions of everything that follows.
     s = tl.gather(s, offs_n, 0)
-    bad = spoil(s, live)
+    nan = nan_or_zero(s, live)
 
     drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
     if DRM:
         tau = tl.full((), tau, dtype)
         R = above_sums(s, n)
-        place = offs_n
+        positive_ranks = offs_n
         if AP:
-            place = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
-        Q = soft_topk(s, R, w_ptr, K, tau, place, AP, BLOCK_K)
+            positive_ranks = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
+        Q = soft_topk(s, R, w_ptr, K, tau, positive_ranks, AP, BLOCK_K)
         r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
-        drm = tl.sum(r * r, axis=0) + bad
-        ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, place, AP, BLOCK_K)
-    g = _finish(row, s, drm, ds, bad, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+        drm = tl.sum(r * r, axis=0) + nan
+        ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, positive_ranks, AP, BLOCK_K)
+    g = _finish(row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
     out = user_grad_ptr + row * d
     if RESIDENT:
@@ -232,7 +233,7 @@ def _scores_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Scores of one tile of a long list."""
+    """Compute the scores of one tile of a long list."""
     row = (tl.program_id(0) // tiles).to(tl.int64)
     offs_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
     user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
@@ -249,7 +250,7 @@ def _finish_kernel(
     s_ptr,  # [B, n]
     drm_ptr,  # [B]
     losses_ptr,  # [4, B], out
-    g_ptr,  # [B, n]: gradient of drm, becomes that of the loss
+    g_ptr,  # [B, n], in place: gradient of drm, then of the loss
     B: tl.int64,
     n: tl.int32,
     rho: tl.int32,
@@ -260,14 +261,15 @@ def _finish_kernel(
     MSE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Hinge, mse and loss of a long list, whole in one program."""
+    """Compute hinge, mse and loss of one long list."""
     row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     live = offs_n < n
     s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
     ds = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
     drm = tl.load(drm_ptr + row)
-    _finish(row, s, drm, ds, spoil(s, live), offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+    nan = nan_or_zero(s, live)
+    _finish(row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
 
 
 @triton.jit(do_not_specialize=["n_users", "n_items"])
@@ -287,13 +289,13 @@ def _user_gradient_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """User gradient of a long list, one tile of factors."""
+    """Compute one tile of factors of the user gradient of a long list."""
     row = (tl.program_id(0) // tiles).to(tl.int64)
     start = (tl.program_id(0) % tiles) * BLOCK_D
     offs_d = start + tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_D,), g_ptr.dtype.element_ty)
-    for first in range(0, n, BLOCK_N):
-        offs_n = first + tl.arange(0, BLOCK_N)
+    for first_item in range(0, n, BLOCK_N):
+        offs_n = first_item + tl.arange(0, BLOCK_N)
         user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
         g = tl.load(g_ptr + row * n + offs_n, mask=offs_n < n, other=0.0)
         u, v = _load_rows(U_ptr + user * d, V_ptr, item, inside, start, d, BLOCK_D)
@@ -302,23 +304,18 @@ def _user_gradient_kernel(
 
 
 def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
-    """Losses of B lists, their gradient to the scores and to the user's row (see `reference.list_gradients`).
+    """Compute losses of lists, and their gradients to the scores and to the user's row.
 
-    A list with a score that is not finite, or on a GPU with an id outside U or V, has loss and gradient NaN.
-
-    Parameters
-    ----------
-    U : [M, d], V : [N, d] (copied unless contiguous); users : int32 [B]; items : int32 [B, n], the rho positives first
+    A list with a score that is not finite has loss and gradient NaN. On a GPU, so has a list with an id outside U or V.
+    Tensors that are not contiguous are copied.
     """
     check_lists(U, V, batch, objective, values=U.device.type == "cpu")
-    users, items = batch.users, batch.items
+    U, V, users, items = U.contiguous(), V.contiguous(), batch.users.contiguous(), batch.items.contiguous()
     (B, n), d = items.shape, U.shape[1]
-    U, V, users, items = U.contiguous(), V.contiguous(), users.contiguous(), items.contiguous()
-    s, user_grad = U.new_empty(B, n), U.new_empty(B, d)
-    losses = U.new_empty(4, B)
-    terms = {
+    s, losses, user_grad = U.new_empty(B, n), U.new_empty(4, B), U.new_empty(B, d)
+    shapes = {"n_users": len(U), "n_items": len(V), "n": n, "d": d}
+    loss_options = {
         "B": B,
-        "n": n,
         "rho": objective.rho,
         "lam": objective.lam,
         "margin": objective.margin,
@@ -326,33 +323,32 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         "HINGE": objective.hinge,
         "MSE": objective.mse,
     }
-    sizes = {"n_users": len(U), "n_items": len(V)}
     L2 = objective.score == "l2"
     if B == 0:
         g = torch.empty_like(s)
     elif n <= softsort.MAX_ITEMS:
         g = torch.empty_like(s)
-        blocks = block_sizes(n, d, objective.K)
         w = list_weights(objective, U.dtype, U.device) if objective.drm else s  # not read without DRM
+        sizes = gradients_sizes(n, d, objective.K)
         _gradients_kernel[(B,)](
             U, V, users, items, w, s, losses, g, user_grad,
-            d=d, K=objective.K, tau=objective.tau, L2=L2, DRM=objective.drm, AP=objective.weight == "ap",
-            RESIDENT=d <= blocks["BLOCK_D"], **sizes, **terms, **blocks, enable_fp_fusion=True,
+            K=objective.K, tau=objective.tau, L2=L2, DRM=objective.drm, AP=objective.weight == "ap",
+            RESIDENT=d <= sizes["BLOCK_D"], **shapes, **loss_options, **sizes, enable_fp_fusion=True,
         )  # fmt: skip
     else:
         drm, g = s.new_zeros(B), torch.zeros_like(s)
-        tiles, parts = triton.cdiv(n, LONG["BLOCK_N"]), triton.cdiv(d, LONG["BLOCK_D"])
-        _scores_kernel[(B * tiles,)](
-            U, V, users, items, s, n=n, d=d, tiles=tiles, L2=L2, **sizes, **LONG, enable_fp_fusion=True
+        tiles_of_n, tiles_of_d = triton.cdiv(n, LONG_SIZES["BLOCK_N"]), triton.cdiv(d, LONG_SIZES["BLOCK_D"])
+        _scores_kernel[(B * tiles_of_n,)](
+            U, V, users, items, s, tiles=tiles_of_n, L2=L2, **shapes, **LONG_SIZES, enable_fp_fusion=True
         )
         if objective.drm:
             mask = torch.ones_like(s, dtype=torch.bool)
             y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
             w = rank_weights(s, y, objective.K, objective.weight, mask)
             drm, g = softsort_tiled.drm_lists(s, y, w, objective.tau, mask)
-        _finish_kernel[(B,)](s, drm, losses, g, **terms, **finish_sizes(n), enable_fp_fusion=True)
-        _user_gradient_kernel[(B * parts,)](
-            U, V, users, items, g, user_grad, n=n, d=d, tiles=parts, L2=L2, **sizes, **LONG, enable_fp_fusion=True
+        _finish_kernel[(B,)](s, drm, losses, g, n=n, **loss_options, **finish_sizes(n), enable_fp_fusion=True)
+        _user_gradient_kernel[(B * tiles_of_d,)](
+            U, V, users, items, g, user_grad, tiles=tiles_of_d, L2=L2, **shapes, **LONG_SIZES, enable_fp_fusion=True
         )
     hinge, drm, mse, loss = losses
     return ListGradients(s, hinge, drm, mse, loss, g, user_grad)

@@ -1,15 +1,16 @@
-"""Draw training lists on the device, bit for bit those of `reference.sample_lists`.
+"""Draw training lists on the device, equal to those of `reference.sample_lists` to the bit.
 
 List number L of an epoch is a pure function of (seed, epoch, L): Philox 4x32-10 with key = seed and counter =
-(block, 4 * epoch + stream, id, id >> 32). A program draws a tile of lists:
+(block, 4 * epoch + stream, id, id >> 32). A program draws BLOCK_LISTS lists:
 
     slot      = permutation of 0 .. n_lists - 1 at L              (Feistel network on a grid, no memory)
-    user      = last u with first[u] <= slot                      (binary search)
+    user      = last u with first_list[u] <= slot                 (binary search)
     positives = the user's row at permuted positions slot * rho .. slot * rho + rho - 1, modulo its length
-    negatives = rank r among the items outside the row -> item    (binary search for the positives below it)
-                or, where lists share theirs, any item, and only in place of one in the row that with rank r
+    negatives = item of rank r among the items outside the row    (binary search for the positives below it)
 
-Nothing is rejected and drawn again, so a user with nearly all items costs the same as any other.
+With shared negatives, a list takes the draws of its group from all items. It replaces those that are in the user's row
+by its own draws of rank r. Nothing is rejected and drawn again, so a user with nearly all items costs the same as any
+other user.
 """
 
 import torch
@@ -27,29 +28,29 @@ NEGATIVES = tl.constexpr(streams.NEGATIVES)
 SHARED_BLOCK = tl.constexpr(streams.SHARED_BLOCK)
 FEISTEL_ROUNDS = tl.constexpr(streams.FEISTEL_ROUNDS)
 
-# 16 lists share a program so that the scalar work of a list (its permutation and searches) fills the lanes of a warp;
-# 64 negatives a pass cover eta = 15 * rho up to rho = 4 at once and leave 8 per thread.
-BLOCKS = {"LISTS": 16, "BLOCK_POSITIVES": 4, "BLOCK_NEGATIVES": 64, "num_warps": 4}
+# With 16 lists per program, the scalar work of a list (its permutation and searches) fills the lanes of a warp.
+# 64 negatives per iteration cover eta = 15 * rho up to rho = 4 in one iteration, 8 per thread.
+SAMPLE_SIZES = {"BLOCK_LISTS": 16, "BLOCK_POSITIVES": 4, "BLOCK_NEGATIVES": 64, "num_warps": 4}
 
 
 @triton.jit
 def _words(seed, epoch, stream, ident, block):
-    """Four uniform 32-bit words for each int64 `ident` and uint32 `block` of the same shape."""
+    """Return four uniform 32-bit words for each int64 `ident` and uint32 `block` of the same shape."""
     c1 = tl.zeros_like(block) + (4 * epoch.to(tl.int64) + stream).to(tl.uint32)
     return tl.philox(seed, block, c1, ident.to(tl.uint32), (ident >> 32).to(tl.uint32))
 
 
 @triton.jit
-def _draws(seed, epoch, ident, block):
-    """The words of stream NEGATIVES in their order, four to a block: ident and block [L, C] -> [L, 4 C]."""
+def _negative_words(seed, epoch, ident, block):
+    """Return the words of stream NEGATIVES in order, four per block: ident and block [L, C] -> [L, 4 C]."""
     word0, word1, word2, word3 = _words(seed, epoch, NEGATIVES, ident, block)
-    # [w0 w2] and [w1 w3] interleaved, then both with each other
+    # Interleaving [w0 w2] with [w1 w3] restores the order.
     return tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
 
 
 @triton.jit
 def _below(word, size):
-    """Uniform word -> 0 .. size - 1, both uint32."""
+    """Map a uniform word to 0 .. size - 1, both uint32."""
     return tl.umulhi(word, size)
 
 
@@ -64,7 +65,7 @@ def _mix(x, key):
 
 @triton.jit
 def _half_bits(size):
-    """Half the bit length of size - 1, rounded down."""
+    """Return half the bit length of size - 1, rounded down."""
     rest = size - 1
     bits = tl.zeros_like(rest)
     for i in tl.static_range(6):
@@ -77,9 +78,10 @@ def _half_bits(size):
 
 @triton.jit
 def _permute(index, size, key0, key1, key2, key3):
-    """Image of int64 `index` under a keyed permutation of 0 .. size - 1 (see `reference.permute`); shapes alike.
+    """Return the image of int64 `index` under a keyed permutation of 0 .. size - 1 (see `reference.permute`).
 
-    Columns and rows of the grid stay below 2^32 for any size below 2^62, so the rounds run on uint32.
+    All arguments have the same shape. Columns and rows of the grid stay below 2^32 for any size below 2^62, so the
+    rounds run on uint32.
     """
     h = _half_bits(size)
     columns = (tl.full(size.shape, 1, tl.int64) << h).to(tl.uint32)
@@ -100,8 +102,8 @@ def _permute(index, size, key0, key1, key2, key3):
 
 
 @triton.jit
-def _count(base_ptr, length, step, target, SLOPE: tl.constexpr):
-    """How many i < length have base[i] - SLOPE * i <= target; those differences must not decrease.
+def _count_at_most(base_ptr, length, step, target, SLOPE: tl.constexpr):
+    """Count the i < length with base[i] - SLOPE * i <= target. These differences must not decrease.
 
     Binary search, one bit of the count at a time: `step` is a power of two, at least half of the largest count.
     """
@@ -116,14 +118,14 @@ def _count(base_ptr, length, step, target, SLOPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed", "epoch", "start", "n_out", "n_lists"])
 def _sample_kernel(
-    first_ptr,  # int64 [n_users + 1]
+    first_list_ptr,  # int64 [n_users + 1]
     eligible_ptr,  # int32 [n_eligible]
     indptr_ptr,  # int64 [n_users + 1]
     indices_ptr,  # int32 [nnz]
     users_ptr,  # int32 [n_out], out
     items_ptr,  # int32 [n_out, rho + eta], out
-    shared_ptr,  # int32 [groups, eta], out if SHARING
-    replaced_ptr,  # bool [n_out, eta], out if SHARING
+    shared_ptr,  # int32 [groups, eta], out if SHARED
+    replaced_ptr,  # bool [n_out, eta], out if SHARED
     seed: tl.int64,
     epoch: tl.int64,
     start: tl.int64,
@@ -136,29 +138,29 @@ def _sample_kernel(
     eta: tl.int64,
     share: tl.int64,
     user_step: tl.int64,  # largest power of two up to n_users
-    item_step: tl.int64,  # and up to n_items
+    item_step: tl.int64,  # largest power of two up to n_items
     PROPORTIONAL: tl.constexpr,
-    SHARING: tl.constexpr,
-    LISTS: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_LISTS: tl.constexpr,
     BLOCK_POSITIVES: tl.constexpr,
     BLOCK_NEGATIVES: tl.constexpr,
 ):
-    out = tl.program_id(0).to(tl.int64) * LISTS + tl.arange(0, LISTS)
+    out = tl.program_id(0).to(tl.int64) * BLOCK_LISTS + tl.arange(0, BLOCK_LISTS)
     mask = out < n_out
-    number = tl.minimum(out, n_out - 1) + start  # lanes past the end repeat the last list and store nothing
+    number = tl.minimum(out, n_out - 1) + start  # lanes past the end repeat the last list, unstored
     zero = tl.zeros_like(number)
 
     if PROPORTIONAL:
         key0, key1, key2, key3 = _words(seed, epoch, ORDER, zero, zero.to(tl.uint32))
         slot = _permute(number, zero + n_lists, key0, key1, key2, key3)
-        user = _count(first_ptr + 1, n_users, user_step, slot, SLOPE=0)
-        offset = (slot - tl.load(first_ptr + user)) * rho
-        source = user
+        user = _count_at_most(first_list_ptr + 1, n_users, user_step, slot, SLOPE=0)
+        offset = (slot - tl.load(first_list_ptr + user)) * rho
+        positives_ident = user
     else:
         word, _, _, _ = _words(seed, epoch, USER, number, zero.to(tl.uint32))
         user = tl.load(eligible_ptr + _below(word, (zero + n_eligible).to(tl.uint32)).to(tl.int64)).to(tl.int64)
         offset = zero
-        source = number
+        positives_ident = number
     tl.store(users_ptr + out, user.to(tl.int32), mask=mask)
 
     begin = tl.load(indptr_ptr + user)
@@ -166,7 +168,7 @@ def _sample_kernel(
     items_row = items_ptr + out[:, None] * (rho + eta)
 
     offs_p = tl.arange(0, BLOCK_POSITIVES)[None, :]
-    key0, key1, key2, key3 = _words(seed, epoch, POSITIVES, source, zero.to(tl.uint32))
+    key0, key1, key2, key3 = _words(seed, epoch, POSITIVES, positives_ident, zero.to(tl.uint32))
     for t in range(0, rho, BLOCK_POSITIVES):
         index = (offset[:, None] + t + offs_p) % degree[:, None]
         size = degree[:, None] + tl.zeros_like(index)
@@ -183,45 +185,49 @@ def _sample_kernel(
     while step > longest:
         step = step >> 1
     for t in range(0, eta, BLOCK_NEGATIVES):
-        rank = _below(_draws(seed, epoch, ident, block), outside).to(tl.int64)  # among the items that are not positives
-        item = rank + _count(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
-        if SHARING:
-            drawn = _draws(seed, epoch, ident // share, block + SHARED_BLOCK)
-            shared = _below(drawn, tl.zeros_like(drawn) + n_items.to(tl.uint32)).to(tl.int64)
-            at_most = _count(indices_ptr + begin[:, None], degree[:, None], step, shared, SLOPE=0)
-            last = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-1)
-            replaced = last == shared
+        word = _negative_words(seed, epoch, ident, block)
+        rank = _below(word, outside).to(tl.int64)  # among the items outside the user's row
+        item = rank + _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
+        if SHARED:
+            word = _negative_words(seed, epoch, ident // share, block + SHARED_BLOCK)
+            shared = _below(word, tl.zeros_like(word) + n_items.to(tl.uint32)).to(tl.int64)
+            at_most = _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, shared, SLOPE=0)
+            nearest = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-1)
+            replaced = nearest == shared
             item = tl.where(replaced, item, shared)
             inside = mask[:, None] & (t + offs_n < eta)
             tl.store(replaced_ptr + out[:, None] * eta + t + offs_n, replaced, mask=inside)
-            leader = inside & ((number % share) == 0)[:, None]  # the first list of a group stores its draws
-            tl.store(shared_ptr + (out // share)[:, None] * eta + t + offs_n, shared.to(tl.int32), mask=leader)
+            opens_group = ((out % share) == 0)[:, None]  # the first list of a group stores the draws of the group
+            shared_row = shared_ptr + (out // share)[:, None] * eta
+            tl.store(shared_row + t + offs_n, shared.to(tl.int32), mask=inside & opens_group)
         tl.store(items_row + rho + t + offs_n, item.to(tl.int32), mask=mask[:, None] & (t + offs_n < eta))
         block += BLOCK_NEGATIVES // 4
 
 
 def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
-    """Draw lists number start .. stop - 1 of an epoch: users int32 [B], items int32 [B, n] (see `reference`)."""
+    """Draw lists number start .. stop - 1 of an epoch, equal to those of `reference` to the bit."""
     check_sample(plan, epoch, start, stop)
     device, n_out, n_users = plan.indptr.device, stop - start, len(plan.indptr) - 1
     users = torch.empty(n_out, dtype=torch.int32, device=device)
     items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)
     shared = None
     if plan.share > 1:
-        groups = triton.cdiv(n_out, plan.share)
-        drawn = torch.empty(groups, plan.eta, dtype=torch.int32, device=device)
-        shared = SharedNegatives(plan.share, drawn, torch.empty(n_out, plan.eta, dtype=torch.bool, device=device))
+        shared = SharedNegatives(
+            plan.share,
+            torch.empty(triton.cdiv(n_out, plan.share), plan.eta, dtype=torch.int32, device=device),
+            torch.empty(n_out, plan.eta, dtype=torch.bool, device=device),
+        )
     batch = ListBatch(users, items, shared)
     if n_out == 0:
         return batch
-    _sample_kernel[(triton.cdiv(n_out, BLOCKS["LISTS"]),)](
+    _sample_kernel[(triton.cdiv(n_out, SAMPLE_SIZES["BLOCK_LISTS"]),)](
         plan.first_list,
         plan.eligible_users,
         plan.indptr,
         plan.indices,
         users,
         items,
-        items if shared is None else shared.items,  # neither is written without sharing
+        items if shared is None else shared.items,  # neither is written without SHARED
         items if shared is None else shared.replaced,
         seed=plan.seed,
         epoch=epoch,
@@ -237,8 +243,8 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         user_step=1 << (n_users.bit_length() - 1),
         item_step=1 << (plan.n_items.bit_length() - 1),
         PROPORTIONAL=plan.user_sampling == "proportional",
-        SHARING=plan.share > 1,
-        **BLOCKS,
+        SHARED=plan.share > 1,
+        **SAMPLE_SIZES,
         enable_fp_fusion=True,
     )
     return batch

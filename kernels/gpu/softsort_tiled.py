@@ -1,12 +1,12 @@
 """`softsort` for lists of any length: tiles of BLOCK_N items and BLOCK_K ranks, memory linear in n.
 
-Three kernels, each run over all lists, parallel within a list too (a list of 4096 items alone fills a GPU):
+Three kernels run over all lists. They are parallel within a list too, so one list of 4096 items fills a GPU:
 
     pairs  : per tile of items, loop over all items    R_j = sum_l max(0, s_l - s_j),  or the pairs of the gradient
     ranks  : per tile of ranks, loop over all items    top_k = max_j z_kj,  Z_k = sum_j exp(z_kj - top_k),  <P_k, q>
     items  : per tile of items, loop over all ranks    Q_j = sum_k w_k P_kj,  or G_j and sum_k (1 - 2k) dz_kj
 
-P_k is made again from (top_k, Z_k) where it is needed: n * K exponentials are cheaper than n * K floats of traffic.
+P_k is recomputed from (top_k, Z_k) where it is needed: n * K exponentials are cheaper than n * K floats of traffic.
 """
 
 import math
@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.kernels.gpu.options import registers
+from drm_triton.kernels.gpu.options import register_limit
 
-# 32 values of a tile to a thread, 16 where several tiles are held at once.
-PAIRS = {"BLOCK_J": 64, "BLOCK_L": 128, "num_warps": 8}
-RANKS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4, **registers(168)}
-ITEMS = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4}
+# 32 values of a tile per thread, 16 if several tiles are held at once.
+PAIRS_SIZES = {"BLOCK_J": 64, "BLOCK_L": 128, "num_warps": 8}
+RANKS_SIZES = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4, **register_limit(168)}
+ITEMS_SIZES = {"BLOCK_K": 16, "BLOCK_N": 128, "num_warps": 4}
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def _pairs_kernel(
 
 @triton.jit
 def _logits(s_ptr, R_ptr, mask_ptr, offs_n, n, c, tau):
-    """z_kj = (c_k s_j - 2 R_j) / tau, c_k = 1 - 2k, and whether j is live: [BLOCK_K, BLOCK_N], [1, BLOCK_N]."""
+    """Return z_kj = (c_k s_j - 2 R_j) / tau, c_k = 1 - 2k, and whether j is live: [BLOCK_K, BLOCK_N], [1, BLOCK_N]."""
     live = tl.load(mask_ptr + offs_n, mask=offs_n < n, other=0) != 0
     s = tl.load(s_ptr + offs_n, mask=live, other=0.0)
     R = tl.load(R_ptr + offs_n, mask=live, other=0.0)
@@ -142,8 +142,8 @@ def _items_kernel(
     if GRADIENT:
         G = tl.zeros((BLOCK_N,), dtype)
         q = tl.load(q_ptr + row * n + offs_n, mask=offs_n < n, other=0.0)[None, :]
-    for first in range(1, K + 1, BLOCK_K):
-        rank = first + tl.arange(0, BLOCK_K)
+    for start in range(1, K + 1, BLOCK_K):
+        rank = start + tl.arange(0, BLOCK_K)
         offs_k, mask_k = row * K + rank - 1, rank <= K
         c = (1 - 2 * rank).to(dtype)[:, None]
         z, live = _logits(s_row, R_row, mask_row, offs_n, n, c, tau)
@@ -163,11 +163,11 @@ def _items_kernel(
         tl.store(G_ptr + row * n + offs_n, G, mask=offs_n < n)
 
 
-class _Lists:
-    """The arguments of one call, contiguous, and the launches on them."""
+class _TiledLists:
+    """Contiguous arguments of one call, and the launches of the kernels."""
 
     def __init__(self, s: Tensor, w: Tensor, tau: float, mask: Tensor) -> None:
-        # One score that is not finite spoils its whole list, visibly.
+        # One score that is not finite makes the whole list NaN.
         finite = torch.where(mask, s, 0).abs().sum(-1, keepdim=True) < math.inf
         self.s = torch.where(finite, s, math.nan).contiguous()
         self.w, self.mask, self.tau = w.contiguous(), mask.contiguous(), tau
@@ -176,52 +176,57 @@ class _Lists:
         self.R = self._pairs(torch.empty_like(self.s))
 
     def _pairs(self, out: Tensor, G: Tensor | None = None) -> Tensor:
-        tiles = triton.cdiv(self.n, PAIRS["BLOCK_J"])
+        """Write R to `out`; with G, turn sum_k (1 - 2k) dz_k in `out` into ds."""
+        tiles = triton.cdiv(self.n, PAIRS_SIZES["BLOCK_J"])
         _pairs_kernel[(self.B * tiles,)](
             self.s, self.mask, out if G is None else G, out, n=self.n, tiles=tiles, GRADIENT=G is not None,
-            **PAIRS, enable_fp_fusion=True,
+            **PAIRS_SIZES, enable_fp_fusion=True,
         )  # fmt: skip
         return out
 
     def _ranks(self, q: Tensor | None) -> None:
-        tiles = triton.cdiv(self.K, RANKS["BLOCK_K"])
+        """Compute top and Z of each rank; with q, also <P_k, q>."""
+        tiles = triton.cdiv(self.K, RANKS_SIZES["BLOCK_K"])
         _ranks_kernel[(self.B * tiles,)](
             self.s, self.R, self.mask, self.s if q is None else q, self.top, self.Z, self.dot,
-            n=self.n, K=self.K, tiles=tiles, tau=self.tau, DOT=q is not None, **RANKS, enable_fp_fusion=True,
+            n=self.n, K=self.K, tiles=tiles, tau=self.tau, DOT=q is not None, **RANKS_SIZES, enable_fp_fusion=True,
         )  # fmt: skip
 
     def _items(self, q: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return Q, with q sum_k (1 - 2k) dz_k and G."""
         out, G = torch.empty_like(self.s), torch.empty_like(self.s)
-        tiles = triton.cdiv(self.n, ITEMS["BLOCK_N"])
+        tiles = triton.cdiv(self.n, ITEMS_SIZES["BLOCK_N"])
         _items_kernel[(self.B * tiles,)](
             self.s, self.R, self.mask, self.w, self.s if q is None else q, self.top, self.Z, self.dot,
-            out, G, n=self.n, K=self.K, tiles=tiles, tau=self.tau, GRADIENT=q is not None, **ITEMS,
+            out, G, n=self.n, K=self.K, tiles=tiles, tau=self.tau, GRADIENT=q is not None, **ITEMS_SIZES,
             enable_fp_fusion=True,
         )  # fmt: skip
         return out, G
 
     def forward(self) -> Tensor:
+        """Return Q."""
         self._ranks(None)
         return self._items(None)[0]
 
     def backward(self, q: Tensor) -> Tensor:
+        """Return ds for an upstream gradient q."""
         q = torch.where(self.mask, q, 0)
         self._ranks(q)
         return self._pairs(*self._items(q))
 
 
 def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
-    """Q = sum_k w_k P_k: [B, n]."""
-    return _Lists(s, w, tau, mask).forward()
+    """Compute Q = sum_k w_k P_k: [B, n]."""
+    return _TiledLists(s, w, tau, mask).forward()
 
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
-    """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]."""
-    return _Lists(s, w, tau, mask).backward(q)
+    """Compute the gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]."""
+    return _TiledLists(s, w, tau, mask).backward(q)
 
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n]."""
-    lists = _Lists(s, w, tau, mask)
+    """Compute the DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n]."""
+    lists = _TiledLists(s, w, tau, mask)
     r = torch.where(mask, y - lists.forward(), 0)
     return (r * r).sum(-1), lists.backward(-2 * r)

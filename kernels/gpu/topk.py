@@ -1,15 +1,15 @@
-"""The k best items of each query, without a queries x items matrix: blocked scores, seen-item mask, running top-k.
+"""The k best items of each query, without a matrix of all scores: blocked scores, seen-item mask, running top-k.
 
-A program scores BLOCK_M queries against its share of the items, BLOCK_N at a time. A score that reaches the query's
-threshold is appended to its buffer of `capacity` keys in global memory:
+A program scores BLOCK_M queries against one split of the items, BLOCK_N at a time. A score that reaches the threshold
+of its query is appended to the query's buffer of `capacity` keys in global memory:
     key = ordered(score) << 31 | (2^31 - 1 - item)        int64, >= 0
-Keys are distinct and the larger key is the better item, ties of score going to the lower item index. When a buffer may
-overflow, the k-th largest key is found by bisection (counting keys >= middle), its score becomes the threshold, and the
-smaller keys are dropped. In any order of the items a buffer holds all k best so far; in a random order the threshold
-soon lets few scores pass and pruning becomes rare. k and the capacity are run-time numbers: no sorting network, nothing
-to unroll.
+Keys are distinct. The larger key is the better item, and ties go to the lower item index. When a buffer may overflow,
+a bisection (counting keys >= middle) finds the k-th largest key. Its score becomes the threshold, and smaller keys are
+dropped. So a buffer always holds the k best items so far, in any order of the items. In a random order, few scores soon
+pass the threshold, and pruning becomes rare. k and the capacity are run-time numbers: there is no sorting network and
+nothing to unroll.
 
-The seen items of a query ascend, so each program walks them once, beside its items.
+The seen items of a query ascend, so a program reads them once, in step with the items.
 """
 
 import torch
@@ -21,19 +21,18 @@ from drm_triton.kernels.checks import check_items, check_top_k
 from drm_triton.kernels.protocol import PackedItems, SeenItems
 from drm_triton.names import Score
 
-SCRATCH = 1 << 28  # bytes of buffer in flight: queries beyond it are done in turn
-PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; fewer queries split the items instead
+BUFFER_BYTES = 1 << 28  # of all buffers in a launch; more queries take several launches
+PROGRAMS = 1024  # enough to fill 132 to 304 multiprocessors several times; with fewer queries, the items are split
 
-
-# Each row of V serves 64 queries. 8 scores a thread and 16 factors at a time leave registers for keys and addresses,
-# which are 64 bits each; larger tiles spill on one GPU or another.
-BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": 16, "num_warps": 8}
-BLOCK_M, BLOCK_N = BLOCKS["BLOCK_M"], BLOCKS["BLOCK_N"]
+# Each row of V serves 64 queries. 8 scores per thread and 16 factors at a time leave registers for keys and addresses,
+# which have 64 bits each. Larger tiles spill on some GPUs.
+TOP_K_SIZES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": 16, "num_warps": 8}
+BLOCK_M, BLOCK_N = TOP_K_SIZES["BLOCK_M"], TOP_K_SIZES["BLOCK_N"]
 
 
 @triton.jit
 def _key(score, item):
-    """int64 key of a float32 score."""
+    """Return the int64 key of a float32 score and an item."""
     bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0.0 ties with 0.0
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
     return (ordered << 31) | (0x7FFFFFFF - item).to(tl.int64)
@@ -41,39 +40,39 @@ def _key(score, item):
 
 @triton.jit
 def _score(key):
-    """Score of a key: the inverse of `_key`."""
+    """Return the score of a key."""
     ordered = ((key >> 31) - 0x80000000).to(tl.int32)
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-STRIP = tl.constexpr(32)  # keys of a buffer that `_prune` looks at in one go
+BLOCK_KEYS = tl.constexpr(32)  # keys of a buffer that `_prune` reads at a time
 
 
 @triton.jit
 def _prune(buffer_row, count, k):
-    """Keep the k largest keys of each buffer: new count and lowest score kept (-inf below k keys), [BLOCK_M] each."""
+    """Keep the k largest keys of each buffer; return new count and lowest score (-inf below k keys), [BLOCK_M] each."""
     longest = tl.max(count)
     full = count >= k
-    # Invariant: at least k keys are >= low, fewer than k are >= high; keys are distinct, so k of them are left.
+    # Invariant: at least k keys are >= low, fewer than k are >= high. Keys are distinct, so exactly k remain.
     low = tl.zeros(count.shape, tl.int64)
     high = tl.where(full, 0x7FFFFFFFFFFFFFFF, 1)
-    tl.debug_barrier()  # the appended keys are visible to all threads
+    tl.debug_barrier()  # makes the appended keys visible to all threads
     while tl.max(high - low) > 1:
         middle = low + ((high - low) >> 1)
         reach = tl.zeros(count.shape, tl.int32)
-        for start in range(0, longest, STRIP):
-            offs = start + tl.arange(0, STRIP)[None, :]
+        for start in range(0, longest, BLOCK_KEYS):
+            offs = start + tl.arange(0, BLOCK_KEYS)[None, :]
             key = tl.load(buffer_row[:, None] + offs, mask=offs < count[:, None], other=-1)
             reach += tl.sum((key >= middle[:, None]).to(tl.int32), axis=1)
         low = tl.where(reach >= k, middle, low)
         high = tl.where(reach == k, low + 1, tl.where(reach < k, middle, high))
     kept = tl.zeros(count.shape, tl.int32)
-    for start in range(0, longest, STRIP):
-        offs = start + tl.arange(0, STRIP)[None, :]
+    for start in range(0, longest, BLOCK_KEYS):
+        offs = start + tl.arange(0, BLOCK_KEYS)[None, :]
         key = tl.load(buffer_row[:, None] + offs, mask=offs < count[:, None], other=-1)
         keep = key >= low[:, None]
         place = kept[:, None] + tl.cumsum(keep.to(tl.int32), axis=1) - 1
-        tl.debug_barrier()  # all threads have read this tile: places never pass it
+        tl.debug_barrier()  # all threads have read this block; places never pass it
         tl.store(buffer_row[:, None] + place, key, mask=keep)
         kept += tl.sum(keep.to(tl.int32), axis=1)
     tl.debug_barrier()
@@ -86,13 +85,13 @@ def _candidates_kernel(
     V_ptr,  # [n_items, d]
     indptr_ptr,  # int64 [m + 1]
     seen_ptr,  # int32
-    buffer_ptr,  # int64 [m, splits, capacity], out: the k best keys of each split first, -1 where there are fewer
+    buffer_ptr,  # int64 [m, splits, capacity], out: the k best keys of each split, -1 if there are fewer
     m: tl.int64,
     n_items: tl.int64,
     d: tl.int32,
     k: tl.int32,
     capacity: tl.int32,
-    share: tl.int64,  # items of a split, a multiple of BLOCK_N
+    items_per_split: tl.int64,  # a multiple of BLOCK_N
     L2: tl.constexpr,
     SEEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -101,8 +100,8 @@ def _candidates_kernel(
 ):
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < m
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, n_items)
+    begin = tl.program_id(1) * items_per_split
+    end = tl.minimum(begin + items_per_split, n_items)
     buffer_row = buffer_ptr + (offs_m * tl.num_programs(1) + tl.program_id(1)) * capacity
     count = tl.zeros((BLOCK_M,), tl.int32)
     threshold = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -125,8 +124,8 @@ def _candidates_kernel(
                 cursor = tl.where(before, probe + 1, cursor)
                 step = step >> 1
 
-    for first in range(begin, end, BLOCK_N):
-        item = (first + tl.arange(0, BLOCK_N)).to(tl.int32)
+    for first_item in range(begin, end, BLOCK_N):
+        item = (first_item + tl.arange(0, BLOCK_N)).to(tl.int32)
         mask_n = item < end
         score = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         norm = tl.zeros((BLOCK_N,), tl.float32)
@@ -149,18 +148,18 @@ def _candidates_kernel(
         valid = mask_m[:, None] & mask_n[None, :]
         if SEEN:
             seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF)
-            while tl.min(seen) < first + BLOCK_N:
+            while tl.min(seen) < first_item + BLOCK_N:
                 valid = valid & (item[None, :] != seen[:, None])
-                cursor += (seen < first + BLOCK_N).to(tl.int64)
+                cursor += (seen < first_item + BLOCK_N).to(tl.int64)
                 seen = tl.load(seen_ptr + cursor, mask=cursor < last, other=0x7FFFFFFF)
         good = valid & (score >= threshold[:, None])
-        fresh = tl.sum(good.to(tl.int32), axis=1)
-        if tl.max(fresh) > 0:
+        n_good = tl.sum(good.to(tl.int32), axis=1)
+        if tl.max(n_good) > 0:
             place = count[:, None] + tl.cumsum(good.to(tl.int32), axis=1) - 1
             key = _key(score, item[None, :])
             tl.store(buffer_row[:, None] + place, key, mask=good)
-            count += fresh
-        if (tl.max(count) > capacity - BLOCK_N) | (first + BLOCK_N >= end):  # full, or the last tile
+            count += n_good
+        if (tl.max(count) > capacity - BLOCK_N) | (first_item + BLOCK_N >= end):  # full, or the last block
             count, threshold = _prune(buffer_row, count, k)
     for start in range(0, k, BLOCK_N):
         offs = start + tl.arange(0, BLOCK_N)[None, :]
@@ -174,18 +173,9 @@ def pack_items(V: Tensor, score: Score) -> PackedItems:
 
 
 def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
-    """The k best items of each query row, best first, ties to the lower item index; in float32.
+    """Find the k best items of each query, best first, in float32 (see `protocol.Backend.top_k`).
 
-    `l2` is scored as 2 q.v - ||v||^2 - ||q||^2, so nearly equal scores may change places within rounding.
-
-    Parameters
-    ----------
-    queries : [m, d]; V : [N, d], finite, and so small that no score overflows
-    seen : (indptr int64 [m + 1], indices int32, ascending within a row): items of each query that are left out
-
-    Returns
-    -------
-    items : int32 [m, k], scores : float32 [m, k]; where fewer than k items remain, item -1 with score -inf.
+    `l2` is scored as 2 q.v - ||v||^2 - ||q||^2, so items with nearly equal scores may change places within rounding.
     """
     check_top_k(queries, items, k, seen)
     V, queries = items.layout, queries.float().contiguous()
@@ -193,26 +183,39 @@ def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = 
     (m, d), n_items, device = queries.shape, len(V), queries.device
     none = torch.zeros(1, dtype=torch.int64, device=device)
     indptr, indices = (none, none) if seen is None else (seen[0].contiguous(), seen[1].contiguous())
-    # Room for k keys and several tiles: a prune leaves k, so 4 k makes prunes rare after the first few.
+    # A buffer has space for k keys and several blocks. A prune leaves k, so 4 k makes prunes rare after the first few.
     capacity = triton.next_power_of_2(4 * k + 8 * BLOCK_N)
-    block_m = triton.cdiv(m, BLOCK_M)
-    splits = max(1, min(PROGRAMS // max(1, block_m), n_items // (2 * capacity)))
-    share = triton.cdiv(triton.cdiv(n_items, BLOCK_N), splits) * BLOCK_N
-    splits = max(1, triton.cdiv(n_items, share)) if n_items else 1
-    turn = max(BLOCK_M, SCRATCH // (8 * capacity * splits) // BLOCK_M * BLOCK_M)
+    splits = max(1, min(PROGRAMS // max(1, triton.cdiv(m, BLOCK_M)), n_items // (2 * capacity)))
+    items_per_split = triton.cdiv(triton.cdiv(n_items, BLOCK_N), splits) * BLOCK_N
+    splits = max(1, triton.cdiv(n_items, items_per_split)) if n_items else 1
+    queries_per_launch = max(BLOCK_M, BUFFER_BYTES // (8 * capacity * splits) // BLOCK_M * BLOCK_M)
     best = torch.empty(m, k, dtype=torch.int32, device=device)
     scores = torch.empty(m, k, dtype=torch.float32, device=device)
-    for row in range(0, m, turn):
-        part = queries[row : row + turn]
-        buffer = torch.empty(len(part), splits, capacity, dtype=torch.int64, device=device)
-        _candidates_kernel[(triton.cdiv(len(part), BLOCK_M), splits)](
-            part, V, indptr[row:], indices, buffer, m=len(part), n_items=n_items, d=d, k=k, capacity=capacity,
-            share=share, L2=items.score == "l2", SEEN=seen is not None, **BLOCKS, enable_fp_fusion=True,
-        )  # fmt: skip
+    for start in range(0, m, queries_per_launch):
+        block = slice(start, start + queries_per_launch)
+        n_queries = len(queries[block])
+        buffer = torch.empty(n_queries, splits, capacity, dtype=torch.int64, device=device)
+        _candidates_kernel[(triton.cdiv(n_queries, BLOCK_M), splits)](
+            queries[block],
+            V,
+            indptr[start:],
+            indices,
+            buffer,
+            m=n_queries,
+            n_items=n_items,
+            d=d,
+            k=k,
+            capacity=capacity,
+            items_per_split=items_per_split,
+            L2=items.score == "l2",
+            SEEN=seen is not None,
+            **TOP_K_SIZES,
+            enable_fp_fusion=True,
+        )
         key = buffer[:, :, :k].flatten(1).sort(dim=1, descending=True).values[:, :k]
         ordered = (key >> 31) - 2**31
         bits = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(torch.int32)
         empty = key < 0
-        best[row : row + turn] = torch.where(empty, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF)).to(torch.int32)
-        scores[row : row + turn] = torch.where(empty, -torch.inf, bits.view(torch.float32))
+        best[block] = torch.where(empty, -1, 0x7FFFFFFF - (key & 0x7FFFFFFF)).to(torch.int32)
+        scores[block] = torch.where(empty, -torch.inf, bits.view(torch.float32))
     return best, scores
