@@ -1,21 +1,21 @@
-"""What the Triton kernels become on real GPUs, found without one: registers, spills, memory, instructions, estimates.
+"""Compile the Triton kernels for real GPUs, without one: registers, spills, memory, instructions, estimated times.
 
 Every kernel is compiled to machine code for A100 (sm_80), H100 (sm_90), B200 (sm_100) and MI300X (gfx942) over the
-paper's grid, rho 1..5 (n = 16 rho items), d 16..128, both scores, with the tile sizes the launchers choose. Once, the
-same was done under Triton 3.7, which torch's GPU builds may bring (results/gpu_static_triton37.*).
+paper's grid: rho 1..5 (n = 16 rho items), d 16..128, both scores, with the tile sizes that the launchers choose.
+results/gpu_static_triton37.* holds an earlier survey under Triton 3.7, which some GPU builds of torch depend on.
 
-Bytes of one list of n items and d factors (float32 and int32), each counted once, as if no row were in a cache:
-    sample      out 4 (n + 1)
-    gradients   in  4 (n d + d + n + 1)             out 4 (2 n + d + 4)
-    update      in  4 (5 n + n d) + 8 d r           out 8 d r          r = rows touched per list, n without repeats
-    sums        in  4 (2 n + d + 1)                 out 4 n + 4 n (d + 2) / share, before an update of n / share + rho
-                                                    entries in place of n
-    top-k       in  4 d N / BLOCK_M per query, from the L2 cache unless V is larger
-and operations: gradients 4 n d (dot) or 7 n d (l2) + 12 n^2 + 20 n K.
+Bytes per list of n items and d factors (float32 and int32), each counted once, as if nothing were cached:
+    sample      writes 4 (n + 1), with shared negatives eta more
+    gradients   reads  4 (n d + d + n + 1)          writes 4 (2 n + d + 4)
+    update      reads  4 (5 n + n d) + 8 d r        writes 8 d r       r = rows touched per list, n without repeats
+    merge       reads  4 (n + d + 1) + eta          writes 4 n + 4 eta (d + 2) / share; the update then has
+                                                    eta / share + rho terms per list instead of n
+    top-k       reads  4 d N / BLOCK_M per query, from the L2 cache unless V is larger
+Operations: gradients 4 n d (dot) or 7 n d (l2) + 12 n^2 + 20 n K.
 
-    python -m drm_triton.bench.gpu_static [--quick]        prints the table, writes bench/results/gpu_static.{csv,json}
+    python -m drm_triton.bench.gpu_static [--quick]        prints a table, writes bench/results/gpu_static.{csv,json}
 
-No figure here was measured on a GPU: code is exact, times are estimates (the roofline: no kernel can be faster).
+Nothing here was measured on a GPU. Facts about the code are exact. Times are lower bounds (roofline).
 """
 
 import argparse
@@ -35,18 +35,18 @@ from drm_triton.bench.gpu_bytes import SHARE, traffic
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
-# Types of the pointer arguments that are not float32, by name: the kernels name alike what is alike.
+# Types of the pointer arguments that are not float32, by name. A name means the same in every kernel.
 POINTERS = {
-    **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr"], "*i32"),
-    **dict.fromkeys(["sorted_ptr", "source_ptr", "seen_ptr", "rows_ptr", "keys_ptr"], "*i32"),
-    **dict.fromkeys(["first_ptr", "indptr_ptr", "order_ptr", "buffer_ptr"], "*i64"),
-    **dict.fromkeys(["mask_ptr", "inside_ptr"], "*i1"),
+    **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr", "seen_ptr", "shared_ptr"], "*i32"),
+    **dict.fromkeys(["sorted_keys_ptr", "sources_ptr", "rows_ptr", "keys_ptr"], "*i32"),
+    **dict.fromkeys(["first_list_ptr", "indptr_ptr", "order_ptr", "buffer_ptr"], "*i64"),
+    **dict.fromkeys(["mask_ptr", "inside_ptr", "replaced_ptr"], "*i1"),
 }
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's published peaks and the limits that bound how many warps a multiprocessor holds."""
+    """Published peaks of a GPU, and the limits on the warps that a multiprocessor holds."""
 
     name: str
     backend: str
@@ -77,28 +77,28 @@ class Case:
     operation: str
     kernel: Any
     constants: dict[str, Any]  # constexpr values, num_warps and maxnreg, as the launcher passes them
-    multiples: tuple[str, ...] = ()  # integer arguments divisible by 16, which the compiler may know
+    multiples: tuple[str, ...] = ()  # integer arguments that are divisible by 16
     labels: dict[str, Any] = field(default_factory=dict)
     dtype: str = "fp32"
 
 
 @dataclass
 class Code:
-    """What the compiler made of a case on a GPU."""
+    """Facts about the machine code of a case on a GPU."""
 
     registers: int
-    spilled: int  # bytes per thread that go to memory: stack, spilled registers
-    parked: int  # scalar registers of AMD kept in lanes of a vector register: a move, no memory
+    spilled: int  # bytes per thread in memory: stack and spilled registers
+    parked: int  # AMD scalar registers kept in lanes of a vector register: a move, no memory
     shared: int  # bytes per program
     warps: int  # warps resident per multiprocessor
-    occupancy: float  # of the most it can hold
+    occupancy: float  # fraction of the most it can hold
     instructions: int
     mix: dict[str, int]
     ttir: str = field(repr=False, default="")
 
 
 def compile_case(case: Case, gpu: Gpu) -> Code:
-    """Compile to machine code and read it. Needs a process without TRITON_INTERPRET."""
+    """Compile a case to machine code and read it. The process must not have TRITON_INTERPRET set."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -131,7 +131,7 @@ def compile_case(case: Case, gpu: Gpu) -> Code:
 
 
 def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, dict[str, int]]:
-    """Registers, bytes of stack and local memory, 0, and the instruction mix of a cubin."""
+    """Return registers, bytes of stack and local memory, 0, and the instruction mix of a cubin."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -146,7 +146,7 @@ def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, dict[str, int]]:
 
 
 def read_amd(asm: dict[str, Any]) -> tuple[int, int, int, dict[str, int]]:
-    """Vector registers, bytes spilled, scalars parked, and the instruction mix, from the assembly's own notes."""
+    """Return vector registers, bytes spilled, scalars parked, and the instruction mix, from notes in the assembly."""
     text = asm["amdgcn"]
 
     def note(key: str) -> int:
@@ -180,7 +180,7 @@ AMD_GROUPS = {
 
 
 def group(names: list[str], groups: dict[str, str]) -> dict[str, int]:
-    """Count instructions by group; the rest (integers, predicates, branches) is `other`."""
+    """Count instructions by group; integers, predicates and branches are `other`."""
     mix: Counter[str] = Counter()
     for name in names:
         mix[next((key for key, pattern in groups.items() if re.fullmatch(pattern, name)), "other")] += 1
@@ -188,11 +188,11 @@ def group(names: list[str], groups: dict[str, str]) -> dict[str, int]:
 
 
 def resident_warps(gpu: Gpu, registers: int, shared: int, block_warps: int) -> int:
-    """Warps per multiprocessor that registers, shared memory and the fixed limits leave room for."""
-    if gpu.backend == "cuda":  # 64K registers handed out by 256 to a warp; a block costs 1 KiB of shared memory more
+    """Return the warps per multiprocessor that registers, shared memory and the fixed limits allow."""
+    if gpu.backend == "cuda":  # 64K registers, allocated to warps by 256; a block takes 1 KiB of shared memory more
         by_registers = 65536 // (-(-registers * 32 // 256) * 256) // block_warps
         shared += 1024
-    else:  # each of 4 SIMDs has 512 registers per lane, handed out by 8
+    else:  # each of 4 SIMDs has 512 registers per lane, allocated by 8
         by_registers = 4 * (512 // (-(-registers // 8) * 8)) // block_warps
     by_shared = gpu.shared // shared if shared else gpu.max_blocks
     return min(by_registers, by_shared, gpu.max_blocks, gpu.max_warps // block_warps) * block_warps
@@ -202,12 +202,13 @@ RHOS, FACTORS, SCORES = (1, 2, 3, 4, 5), (16, 32, 64, 128), ("dot", "l2")
 
 
 def cases(quick: bool = False) -> Iterator[Case]:
-    """Every kernel with the compile-time values its launcher chooses: over the paper's grid, or once each."""
-    from drm_triton.kernels.gpu import gradients, sampling, shared, softsort, softsort_tiled, topk, update
+    """Yield every kernel with the compile-time values of its launcher: over the paper's grid, or once each."""
+    from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
 
-    for name in ("shared",) if quick else ("proportional", "uniform", "shared"):
-        blocks: dict[str, Any] = {**sampling.BLOCKS, "PROPORTIONAL": name != "uniform", "SHARING": name == "shared"}
-        yield Case("sample", sampling._sample_kernel, blocks, labels={"variant": name})
+    yield Case("sample", sampling._shared_kernel, sampling.SHARED_SIZES, labels={"variant": "draws of groups"})
+    for variant in ("shared", "uniform") if quick else ("proportional", "uniform", "shared", "uniform shared"):
+        flags: dict[str, Any] = {"PROPORTIONAL": "uniform" not in variant, "SHARED": "shared" in variant}
+        yield Case("sample", sampling._sample_kernel, sampling.SAMPLE_SIZES | flags, labels={"variant": variant})
 
     for score in SCORES:
         L2 = {"L2": score == "l2"}
@@ -215,18 +216,21 @@ def cases(quick: bool = False) -> Iterator[Case]:
             labels: dict[str, Any] = {"d": d, "score": score}
             for rho in (5,) if quick else RHOS:
                 yield gradients_case(rho, d, score)
-            groups = {"variant": f"{SHARE} lists share"}
-            if score == "dot":  # the sums are the same under both
-                yield Case("update", shared._sums_kernel, shared.block_sizes(d), ("d",), {"d": d, **groups})
-            for sharing in (score == "l2",) if quick else (False, True):
-                blocks = {**update.block_sizes(d, sharing), **L2, "SHARED": sharing}
-                yield Case("update", update._update_kernel, blocks, ("d",), labels | (groups if sharing else {}))
+            if score == "dot":  # merging does not depend on the score
+                groups = {"d": d, "variant": f"groups of {SHARE}"}
+                yield Case("update", update._merge_kernel, update.merge_sizes(d), ("d",), groups)
+            for merged, dense in updates(quick, score):
+                flags = L2 | {"MERGED": merged, "DENSE": dense}
+                variant = " + ".join([f"groups of {SHARE}"] * merged + ["dense"] * dense)
+                sizes = update.update_sizes(d, merged)
+                yield Case("update", update._update_kernel, sizes | flags, ("d",), labels | {"variant": variant})
             if not quick or score == "l2":
-                blocks = {**topk.BLOCKS, **L2, "SEEN": True}
-                yield Case("top-k", topk._candidates_kernel, blocks, ("d", "capacity", "share"), labels)
+                flags = L2 | {"SEEN": True}
+                multiples = ("d", "capacity", "items_per_split")
+                yield Case("top-k", topk._candidates_kernel, topk.TOP_K_SIZES | flags, multiples, labels)
         if not quick or score == "l2":
             for kernel in (gradients._scores_kernel, gradients._user_gradient_kernel):
-                yield Case("long gradients", kernel, {**gradients.LONG, **L2}, ("d",), {"score": score})
+                yield Case("long gradients", kernel, gradients.LONG_SIZES | L2, ("d",), {"score": score})
     finish = {"HINGE": True, "MSE": True, **gradients.finish_sizes(1024)}
     yield Case("long gradients", gradients._finish_kernel, finish, labels={"n": 1024})
     yield gradients_case(3, 128, "l2", "ap", mse=True)
@@ -237,43 +241,50 @@ def cases(quick: bool = False) -> Iterator[Case]:
     for dtype in ("fp32",) if quick else ("fp32", "fp64"):
         for mode in ("drm",) if quick else ("forward", "backward", "drm"):
             for n in (128,) if quick else (48, 128):
-                variant = {"n": n, "variant": f"{mode} {dtype}"}
-                blocks = {**softsort.block_sizes(n, 5), "MODE": mode}
-                yield Case("soft top-k", softsort._lists_kernel, blocks, ("n",), variant, dtype)
+                labels = {"n": n, "variant": f"{mode} {dtype}"}
+                constants: dict[str, Any] = {**softsort.softsort_sizes(n, 5), "MODE": mode}
+                yield Case("soft top-k", softsort._lists_kernel, constants, ("n",), labels, dtype)
         for backward in (True,) if quick else (False, True):
-            variant = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
-            for kernel, blocks in (
-                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS, "GRADIENT": backward}),
-                (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS, "DOT": backward}),
-                (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS, "GRADIENT": backward}),
+            labels = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
+            for kernel, constants in (
+                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS_SIZES, "GRADIENT": backward}),
+                (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS_SIZES, "DOT": backward}),
+                (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS_SIZES, "GRADIENT": backward}),
             ):
-                yield Case("long soft top-k", kernel, blocks, labels=variant, dtype=dtype)
+                yield Case("long soft top-k", kernel, constants, labels=labels, dtype=dtype)
+
+
+def updates(quick: bool, score: str) -> list[tuple[bool, bool]]:
+    """Return which (merged, dense) variants of `_update_kernel` to compile."""
+    if quick:
+        return [(True, True)] if score == "l2" else [(False, False)]
+    return [(False, False), (True, False), (False, True), (True, True)]
 
 
 def gradients_case(
     rho: int, d: int, score: str, weight: str = "uniform", hinge: bool = True, drm: bool = True, mse: bool = False
 ) -> Case:
-    """`_gradients_kernel` as `list_gradients` would launch it, n = 16 rho."""
+    """Return `_gradients_kernel` as `list_gradients` launches it, with n = 16 rho."""
     from drm_triton.kernels.gpu import gradients
 
-    blocks = gradients.block_sizes(16 * rho, d, rho)
+    sizes = gradients.gradients_sizes(16 * rho, d, rho)
     flags = {"L2": score == "l2", "HINGE": hinge, "DRM": drm, "MSE": mse, "AP": weight == "ap"}
-    flags["RESIDENT"] = d <= blocks["BLOCK_D"]
-    parts = "+".join(name for name, on in (("hinge", hinge), ("drm", drm), ("mse", mse)) if on)
-    labels = {"n": 16 * rho, "d": d, "score": score, "variant": f"{parts} {weight}"}
-    return Case("gradients", gradients._gradients_kernel, {**flags, **blocks}, ("n", "d"), labels)
+    flags["RESIDENT"] = d <= sizes["BLOCK_D"]
+    losses = "+".join(name for name, on in (("hinge", hinge), ("drm", drm), ("mse", mse)) if on)
+    labels = {"n": 16 * rho, "d": d, "score": score, "variant": f"{losses} {weight}"}
+    return Case("gradients", gradients._gradients_kernel, {**flags, **sizes}, ("n", "d"), labels)
 
 
 def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
-    """Operations and the least time of a million lists, or of one top-k run: an estimate, not a measurement.
+    """Estimate operations and the least time of a million lists, or of one top-k run.
 
-    `issue` is the time to issue the instructions of the gradient kernel at one per cycle on each of 4 schedulers, which
-    the roofline of bytes and operations leaves out; the body of a loop is counted once, so it too is a floor.
+    `issue` is the time to issue the instructions of the gradient kernel, one per cycle on each of 4 schedulers. The
+    roofline of bytes and operations does not include it. The body of a loop is counted once, so it is a lower bound.
     """
-    if case.operation == "top-k":  # the whole of SketchFab: 15.5K queries, 28.8K items
+    if case.operation == "top-k":  # all of SketchFab: 15.5K queries, 28.8K items
         d = case.labels["d"]
-        share = 15_500 / case.constants["BLOCK_M"]
-        flops_s, bytes_s = 2 * d * 15_500 * 28_800 / gpu.flops, share * 4 * d * 28_800 / gpu.bandwidth
+        query_blocks = 15_500 / case.constants["BLOCK_M"]
+        flops_s, bytes_s = 2 * d * 15_500 * 28_800 / gpu.flops, query_blocks * 4 * d * 28_800 / gpu.bandwidth
         return {"bytes_s": round(bytes_s, 6), "flops_s": round(flops_s, 6)}
     if case.operation != "gradients" or not case.constants["DRM"]:
         return {}
@@ -291,7 +302,7 @@ def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
 
 
 def survey(quick: bool = False) -> list[dict[str, Any]]:
-    """Compile all cases for all GPUs: one flat row each."""
+    """Compile all cases for all GPUs and return one flat row each."""
     rows = []
     for case in cases(quick):
         for gpu in GPUS:
@@ -307,7 +318,7 @@ def survey(quick: bool = False) -> list[dict[str, Any]]:
                 **{key: value for key, value in asdict(code).items() if key not in ("mix", "ttir")},
                 "fits": code.spilled == 0 and code.shared <= gpu.shared_block,
                 **{f"code_{key}": code.mix.get(key, 0) for key in (*NVIDIA_GROUPS, "other")},
-                **({"least_bytes": moved[0], "asked_bytes": moved[1]} if moved else {}),
+                **({"least_bytes": moved[0], "requested_bytes": moved[1]} if moved else {}),
                 **estimate(case, code, gpu),
             }
             rows.append(row)
@@ -315,19 +326,19 @@ def survey(quick: bool = False) -> list[dict[str, Any]]:
                 f"{row['kernel']:24} n={row['n']!s:4} d={row['d']!s:4} {row['score']:4} {row['variant']:20} "
                 f"{row['arch']:7} warps {row['num_warps']:2} regs {code.registers:3} spilled {code.spilled:4} "
                 f"shared {code.shared:6} occupancy {code.occupancy:4.0%} instructions {code.instructions:5}"
-                + (f" bytes {moved[0]:6} asks {moved[1] / moved[0]:.2f}x" if moved else ""),
+                + (f" bytes {moved[0]:6} requested {moved[1] / moved[0]:.2f}x" if moved else ""),
                 flush=True,
             )
     return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print and save the survey; exit code 1 if a kernel spills or asks for too much shared memory."""
+    """Print and save the survey; return 1 if a kernel spills or needs too much shared memory."""
     import torch
     import triton
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="every kernel once, nothing written")
+    parser.add_argument("--quick", action="store_true", help="compile every kernel once and write nothing")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_static", help="path without suffix")
     options = parser.parse_args(arguments)
     rows = survey(options.quick)
@@ -339,7 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
             bound = max("bytes_s", "flops_s", "issue_s", key=lambda key: row[key])
             print(
                 f"{row['gpu']:14} n={row['n']:3} d={row['d']:4} {row['score']:4} "
-                f"{row['least_bytes']:6} B/list at least, asks {row['asked_bytes'] / row['least_bytes']:.2f}x; "
+                f"{row['least_bytes']:6} B/list at least, {row['requested_bytes'] / row['least_bytes']:.2f}x read; "
                 f"memory {row['bytes_s'] * 1e3:6.1f} ms, arithmetic {row['flops_s'] * 1e3:6.1f} ms, "
                 f"issue {row['issue_s'] * 1e3:6.1f} ms: bound by {bound[:-2]}; "
                 f"memory of the whole step {row['step_bytes_s'] * 1e3:6.1f} ms"
@@ -347,7 +358,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif row["operation"] == "top-k" and row["score"] == "dot":
             print(
                 f"{row['gpu']:14} top-k d={row['d']:4} of 15.5K queries over 28.8K items: product "
-                f"{row['flops_s'] * 1e3:6.2f} ms, V from HBM if never cached {row['bytes_s'] * 1e3:6.2f} ms"
+                f"{row['flops_s'] * 1e3:6.2f} ms, V from HBM if not cached {row['bytes_s'] * 1e3:6.2f} ms"
             )
     if not options.quick:
         write(options.out, rows, {"triton": triton.__version__, "torch": torch.__version__})
@@ -355,7 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(path: Path, rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
-    """Save as CSV and as JSON with versions and the GPU figures assumed."""
+    """Save rows as CSV, and as JSON with versions and the assumed figures of the GPUs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = list(dict.fromkeys(key for row in rows for key in row))
     with path.with_suffix(".csv").open("w", newline="") as file:

@@ -8,9 +8,9 @@ List number L of an epoch is a pure function of (seed, epoch, L): Philox 4x32-10
     positives = the user's row at permuted positions slot * rho .. slot * rho + rho - 1, modulo its length
     negatives = item of rank r among the items outside the row    (binary search for the positives below it)
 
-With shared negatives, a list takes the draws of its group from all items. It replaces those that are in the user's row
-by its own draws of rank r. Nothing is rejected and drawn again, so a user with nearly all items costs the same as any
-other user.
+With shared negatives, `_shared_kernel` first draws those of each group from all items. A list replaces the draws of its
+group that are in the user's row by its own draws of rank r. Nothing is rejected and drawn again, so a user with nearly
+all items costs the same as any other user.
 """
 
 import torch
@@ -28,6 +28,8 @@ NEGATIVES = tl.constexpr(streams.NEGATIVES)
 SHARED_BLOCK = tl.constexpr(streams.SHARED_BLOCK)
 FEISTEL_ROUNDS = tl.constexpr(streams.FEISTEL_ROUNDS)
 
+# 256 draws per warp, 8 per thread.
+SHARED_SIZES = {"BLOCK_GROUPS": 4, "BLOCK_NEGATIVES": 64, "num_warps": 1}
 # With 16 lists per program, the scalar work of a list (its permutation and searches) fills the lanes of a warp.
 # 64 negatives per iteration cover eta = 15 * rho up to rho = 4 in one iteration, 8 per thread.
 SAMPLE_SIZES = {"BLOCK_LISTS": 16, "BLOCK_POSITIVES": 4, "BLOCK_NEGATIVES": 64, "num_warps": 4}
@@ -116,6 +118,30 @@ def _count_at_most(base_ptr, length, step, target, SLOPE: tl.constexpr):
     return count
 
 
+@triton.jit(do_not_specialize=["seed", "epoch", "first_group", "n_groups"])
+def _shared_kernel(
+    shared_ptr,  # int32 [n_groups, eta], out
+    seed: tl.int64,
+    epoch: tl.int64,
+    first_group: tl.int64,
+    n_groups: tl.int64,
+    n_items: tl.int64,
+    eta: tl.int64,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_NEGATIVES: tl.constexpr,
+):
+    """Draw the negatives that the lists of a group share."""
+    group = tl.program_id(0).to(tl.int64) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
+    offs_n = tl.program_id(1).to(tl.int64) * BLOCK_NEGATIVES + tl.arange(0, BLOCK_NEGATIVES)
+    block = tl.program_id(1) * (BLOCK_NEGATIVES // 4) + tl.arange(0, BLOCK_NEGATIVES // 4)
+    block = block[None, :].to(tl.uint32) + tl.zeros_like(group).to(tl.uint32)[:, None]
+    ident = (first_group + group)[:, None] + tl.zeros_like(block).to(tl.int64)
+    words = _negative_words(seed, epoch, ident, block + SHARED_BLOCK)
+    item = _below(words, tl.zeros_like(words) + n_items.to(tl.uint32)).to(tl.int32)
+    inside = (group < n_groups)[:, None] & (offs_n < eta)[None, :]
+    tl.store(shared_ptr + group[:, None] * eta + offs_n[None, :], item, mask=inside)
+
+
 @triton.jit(do_not_specialize=["seed", "epoch", "start", "n_out", "n_lists"])
 def _sample_kernel(
     first_list_ptr,  # int64 [n_users + 1]
@@ -124,7 +150,7 @@ def _sample_kernel(
     indices_ptr,  # int32 [nnz]
     users_ptr,  # int32 [n_out], out
     items_ptr,  # int32 [n_out, rho + eta], out
-    shared_ptr,  # int32 [groups, eta], out if SHARED
+    shared_ptr,  # int32 [groups, eta], read if SHARED
     replaced_ptr,  # bool [n_out, eta], out if SHARED
     seed: tl.int64,
     epoch: tl.int64,
@@ -185,22 +211,18 @@ def _sample_kernel(
     while step > longest:
         step = step >> 1
     for t in range(0, eta, BLOCK_NEGATIVES):
-        word = _negative_words(seed, epoch, ident, block)
-        rank = _below(word, outside).to(tl.int64)  # among the items outside the user's row
+        inside = mask[:, None] & (t + offs_n < eta)
+        words = _negative_words(seed, epoch, ident, block)
+        rank = _below(words, outside).to(tl.int64)  # among the items outside the user's row
         item = rank + _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
         if SHARED:
-            word = _negative_words(seed, epoch, ident // share, block + SHARED_BLOCK)
-            shared = _below(word, tl.zeros_like(word) + n_items.to(tl.uint32)).to(tl.int64)
+            shared = tl.load(shared_ptr + (out // share)[:, None] * eta + t + offs_n, mask=inside, other=0).to(tl.int64)
             at_most = _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, shared, SLOPE=0)
             nearest = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-1)
             replaced = nearest == shared
             item = tl.where(replaced, item, shared)
-            inside = mask[:, None] & (t + offs_n < eta)
             tl.store(replaced_ptr + out[:, None] * eta + t + offs_n, replaced, mask=inside)
-            opens_group = ((out % share) == 0)[:, None]  # the first list of a group stores the draws of the group
-            shared_row = shared_ptr + (out // share)[:, None] * eta
-            tl.store(shared_row + t + offs_n, shared.to(tl.int32), mask=inside & opens_group)
-        tl.store(items_row + rho + t + offs_n, item.to(tl.int32), mask=mask[:, None] & (t + offs_n < eta))
+        tl.store(items_row + rho + t + offs_n, item.to(tl.int32), mask=inside)
         block += BLOCK_NEGATIVES // 4
 
 
@@ -211,15 +233,29 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
     users = torch.empty(n_out, dtype=torch.int32, device=device)
     items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)
     shared = None
+    n_groups = triton.cdiv(n_out, plan.share)
     if plan.share > 1:
         shared = SharedNegatives(
             plan.share,
-            torch.empty(triton.cdiv(n_out, plan.share), plan.eta, dtype=torch.int32, device=device),
+            torch.empty(n_groups, plan.eta, dtype=torch.int32, device=device),
             torch.empty(n_out, plan.eta, dtype=torch.bool, device=device),
         )
     batch = ListBatch(users, items, shared)
     if n_out == 0:
         return batch
+    if shared is not None:
+        blocks_of_groups = triton.cdiv(n_groups, SHARED_SIZES["BLOCK_GROUPS"])
+        _shared_kernel[(blocks_of_groups, triton.cdiv(plan.eta, SHARED_SIZES["BLOCK_NEGATIVES"]))](
+            shared.items,
+            seed=plan.seed,
+            epoch=epoch,
+            first_group=start // plan.share,
+            n_groups=n_groups,
+            n_items=plan.n_items,
+            eta=plan.eta,
+            **SHARED_SIZES,
+            enable_fp_fusion=True,
+        )
     _sample_kernel[(triton.cdiv(n_out, SAMPLE_SIZES["BLOCK_LISTS"]),)](
         plan.first_list,
         plan.eligible_users,
@@ -227,7 +263,7 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         plan.indices,
         users,
         items,
-        items if shared is None else shared.items,  # neither is written without SHARED
+        items if shared is None else shared.items,  # not used without SHARED
         items if shared is None else shared.replaced,
         seed=plan.seed,
         epoch=epoch,

@@ -1,17 +1,15 @@
-"""The Triton kernels compiled to machine code for real GPUs, in a process of its own: the interpreter is off there."""
+"""The Triton kernels compiled to machine code for real GPUs, in a process in which the interpreter is off."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import run_python
+
 SURVEY = """
 import json
 from drm_triton.bench.gpu_static import GPUS, cases, compile_case
@@ -26,37 +24,38 @@ print(json.dumps(rows))
 
 
 @pytest.fixture(scope="module")
-def survey():
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "-c", SURVEY], cwd=ROOT, env=environment, capture_output=True, text=True)
+def survey() -> list[list[Any]]:
+    """Compile every kernel for every GPU."""
+    run = run_python("-c", SURVEY, TRITON_INTERPRET=None)
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    rows: list[list[Any]] = json.loads(run.stdout)
+    return rows
 
 
-def test_nothing_spills_and_shared_memory_is_in_bounds(survey):
+def test_nothing_spills_and_shared_memory_is_in_bounds(survey: list[list[Any]]) -> None:
     for name, arch, spilled, shared, limit, warps, _ in survey:
         assert spilled == 0, f"{name} on {arch} spills {spilled} bytes"
-        assert shared <= limit, f"{name} on {arch} asks for {shared} bytes of shared memory"
+        assert shared <= limit, f"{name} on {arch} needs {shared} bytes of shared memory"
         assert warps >= 8, f"{name} on {arch}: {warps} warps per multiprocessor"
 
 
-def test_every_kernel_is_compiled_for_every_gpu(survey):
-    from drm_triton.kernels.gpu import gradients, sampling, shared, softsort, softsort_tiled, topk, update
+def test_every_kernel_is_compiled_for_every_gpu(survey: list[list[Any]]) -> None:
+    from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
 
-    modules = (gradients, sampling, shared, softsort, softsort_tiled, topk, update)
+    modules = (gradients, sampling, softsort, softsort_tiled, topk, update)
     kernels = {name for module in modules for name in vars(module) if re.fullmatch(r"_\w+_kernel", name)}
     assert {row[0] for row in survey} == kernels
     assert {row[1] for row in survey} == {"80", "90", "100", "gfx942"}
 
 
-# Arrays whose size grows with users, items or the batch: an int32 offset into them would overflow.
+# Arrays whose size grows with users, items or the batch. An int32 offset into them would overflow.
 LARGE = (
-    *("U", "V", "table", "state", "X", "queries", "buffer", "s", "g", "user_grad", "items", "out", "seen", "indices"),
-    *("rows", "coef", "keys", "sums", "pulls"),
+    *("U", "V", "table", "state", "dense", "vectors", "queries", "buffer", "s", "g", "user_grad", "out", "seen"),
+    *("items", "indices", "shared", "replaced", "rows", "coefficients", "keys", "vector_sums", "coefficient_sums"),
 )
 
 
-def test_offsets_into_large_arrays_are_64_bit(survey):
+def test_offsets_into_large_arrays_are_64_bit(survey: list[list[Any]]) -> None:
     checked = set()
     for name, arch, *_, ttir in survey:
         if arch != "90":
@@ -69,8 +68,8 @@ def test_offsets_into_large_arrays_are_64_bit(survey):
     assert checked == set(LARGE)
 
 
-def offset_types(ttir, pointer):
-    """Integer types by which a kernel's pointer argument itself (or a splat of it) is offset."""
+def offset_types(ttir: str, pointer: str) -> list[str]:
+    """Return the integer types by which a kernel offsets a pointer argument or a splat of it."""
     bases = {pointer} | set(re.findall(rf"(%\w+) = tt\.splat {pointer} ", ttir))
     additions = re.findall(r"tt\.addptr (%\w+), %\w+ : [^,]+, (?:tensor<(?:\d+x)+(i\d+)|(i\d+))", ttir)
     return [tensor or scalar for base, tensor, scalar in additions if base in bases]

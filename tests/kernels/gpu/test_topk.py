@@ -1,0 +1,99 @@
+"""Triton top-k against the reference in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is available on Linux only")
+
+from drm_triton.kernels import gpu, reference
+from drm_triton.kernels.gpu import topk
+from drm_triton.names import Score
+from tests.kernels.gpu.conftest import DEVICE
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+def assert_top_k(
+    queries: Tensor, V: Tensor, k: int, score: Score, seen_matrix: Tensor | None = None, exact: bool = False
+) -> None:
+    """Compare the k best items with those of the reference; `seen_matrix` is bool [m, N]."""
+    seen = on_device = None
+    if seen_matrix is not None:
+        indptr = torch.cat([torch.zeros(1, dtype=torch.int64), seen_matrix.sum(1).cumsum(0)])
+        # Three items of other rows come first, as in a slice of a larger matrix.
+        seen = (indptr + 3, torch.cat([torch.zeros(3), seen_matrix.nonzero()[:, 1]]).to(torch.int32))
+        on_device = (seen[0].to(DEVICE), seen[1].to(DEVICE))
+    packed = gpu.pack_items(V.to(DEVICE), score)
+    items, scores = (x.cpu() for x in gpu.top_k(queries.to(DEVICE), packed, k, on_device))
+    expected_items, expected = reference.top_k(queries.double(), reference.pack_items(V.double(), score), k, seen)
+    assert items.dtype == torch.int32
+    assert items.shape == scores.shape == (len(queries), k)
+    if exact:
+        assert torch.equal(items, expected_items)
+        assert torch.equal(scores.double(), expected)
+        return
+    found = expected_items >= 0
+    assert found.any()
+    assert torch.equal(items >= 0, found)
+    assert (scores[~found] == -math.inf).all()
+    # The right scores in the right order. Items whose scores are equal within rounding may change places.
+    scale = (queries.norm(dim=1).max() + V.norm(dim=1).max()).item() ** 2
+    assert (scores.double() - expected)[found].abs().max() <= 1e-6 * scale
+    every = torch.arange(len(queries))
+    again = reference.list_scores(queries.double(), V.double(), every, items.clamp(min=0), score)
+    assert (again - expected)[found].abs().max() <= 1e-6 * scale
+    for row, mine in zip(items, found, strict=True):
+        assert len(set(row[mine].tolist())) == mine.sum()
+
+
+@pytest.mark.parametrize("score", ["dot", "l2"])
+@pytest.mark.parametrize(
+    ("m", "n_items", "d", "k"), [(1, 5, 3, 2), (3, 64, 16, 64), (65, 100, 50, 1), (2, 500, 100, 10), (1, 40, 1, 100)]
+)
+def test_top_k(score: Score, m: int, n_items: int, d: int, k: int) -> None:
+    draw = torch.Generator().manual_seed(m)
+    queries, V = torch.randn(m, d, generator=draw), torch.randn(n_items, d, generator=draw)
+    seen = torch.rand(m, n_items, generator=draw) < torch.rand(m, 1, generator=draw)
+    seen[0] = torch.arange(n_items) % 3 == 0
+    seen[-1] |= m > 1  # the last of several queries has seen everything
+    assert_top_k(queries, V, k, score)
+    assert_top_k(queries, V, k, score, seen)
+
+
+@pytest.mark.parametrize("kind", ["equal", "ascending", "descending", "zeros"])
+def test_top_k_of_whole_numbers_is_exact(kind: str) -> None:
+    """Ties go to the lower index. In ascending order every item passes the threshold, which is the most work."""
+    index = torch.arange(400)
+    value = {
+        "equal": torch.ones(400),
+        "ascending": index // 3,
+        "descending": -(index // 3),
+        "zeros": torch.where(index % 2 == 0, -0.0, 0.0),
+    }[kind]
+    V = value.float()[:, None] * torch.tensor([[1.0, 0.0]])
+    seen = (index % 7 < 2)[None].expand(2, -1)
+    assert_top_k(torch.ones(2, 2), V, 5, "dot", seen, exact=True)
+
+
+def test_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randint(-3, 4, (130, 4), generator=draw).float()
+    V = torch.randint(-3, 4, (100, 4), generator=draw).float()
+    monkeypatch.setattr(topk, "BUFFER_BYTES", 1)
+    assert_top_k(queries, V, 9, "dot", torch.rand(130, 100, generator=draw) < 0.2, exact=True)
+
+
+def test_few_queries_split_the_items() -> None:
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randint(-3, 4, (2, 4), generator=draw).float()
+    V = torch.randint(-3, 4, (2500, 4), generator=draw).float()
+    assert_top_k(queries, V, 9, "l2", torch.rand(2, 2500, generator=draw) < 0.3, exact=True)
+
+
+def test_top_k_of_a_thousand() -> None:
+    draw = torch.Generator().manual_seed(0)
+    queries, V = torch.randn(2, 8, generator=draw), torch.randn(1200, 8, generator=draw)
+    assert_top_k(queries, V, 1000, "dot")
