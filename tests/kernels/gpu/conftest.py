@@ -43,7 +43,8 @@ def generator(*key: object) -> torch.Generator:
 def factors(rows: int, d: int, *key: object) -> Tensor:
     """Return random rows in the unit ball."""
     x = torch.randn(rows, d, generator=generator(rows, d, *key))
-    return x / x.norm(dim=1, keepdim=True).clamp(min=1)
+    x /= x.norm(dim=1, keepdim=True).clamp(min=1)
+    return x
 
 
 def int32(*values: object) -> Tensor:
@@ -76,7 +77,7 @@ def tolerance(dtype: torch.dtype, n: int, k: int, spread: float, tau: float) -> 
     moves P by that many eps. Sums of n terms and ten operations add the rest. The terms of the reference, in float64,
     have size n * spread / tau.
     """
-    return EPS[dtype] * (10 + n**0.5 + 2 * k * spread / tau) + EPS[torch.float64] * n * spread / tau
+    return EPS[dtype] * (10 + math.sqrt(n) + 2 * k * spread / tau) + EPS[torch.float64] * n * spread / tau
 
 
 def assert_close(actual: Tensor, expected: Tensor, allowed: float, name: str, scale: float | None = None) -> None:
