@@ -54,7 +54,7 @@ def test_no_list() -> None:
 
 def test_a_batch_does_not_change_the_lists() -> None:
     plan = random_plan(2, 5)
-    whole = gpu.sample_lists(plan, 3, 10, 50)
-    batches = [gpu.sample_lists(plan, 3, start, stop) for start, stop in ((10, 27), (27, 28), (28, 50))]
+    whole = gpu.sample_lists(plan, 3, 10, 28)
+    batches = [gpu.sample_lists(plan, 3, start, stop) for start, stop in ((10, 27), (27, 28))]
     assert torch.equal(whole.users, torch.cat([batch.users for batch in batches]))
     assert torch.equal(whole.items, torch.cat([batch.items for batch in batches]))
