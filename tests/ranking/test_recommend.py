@@ -227,20 +227,20 @@ def test_histories_with_unknown_items(model: DRM, liked_items: LikedItems) -> No
 def test_similar_is_cosine_or_distance_and_never_itself(model: DRM, kind: str) -> None:
     data = model.interactions
     known, table = (data.item_ids, model.item_factors) if kind == "item" else (data.user_ids, model.user_factors)
-    asked = known[[3, 0, 17]]
-    frame = (model.similar_items if kind == "item" else model.similar_users)(asked, k=4)
+    queried = known[[3, 0, 17]]
+    frame = (model.similar_items if kind == "item" else model.similar_users)(queried, k=4)
     assert frame.columns == [kind, "rank", "similar", "score"]
     assert (frame[kind] != frame["similar"]).all()
-    X = table.double()
+    vectors = table.double()
     if model.config.score == "dot":
-        X = torch.nn.functional.normalize(X)
-        scores = X @ X.T
+        vectors = torch.nn.functional.normalize(vectors)
+        scores = vectors @ vectors.T
     else:
-        scores = -torch.cdist(X, X).square()
+        scores = -torch.cdist(vectors, vectors).square()
     scores.fill_diagonal_(-torch.inf)
     best = scores[[3, 0, 17]].topk(4).values
     np.testing.assert_allclose(frame["score"].to_numpy().reshape(3, 4), best, rtol=1e-4, atol=1e-5)
-    every = (model.similar_items if kind == "item" else model.similar_users)(asked[:1], k=10**9)
+    every = (model.similar_items if kind == "item" else model.similar_users)(queried[:1], k=10**9)
     assert len(every) == len(known) - 1
 
 
