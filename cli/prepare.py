@@ -50,8 +50,8 @@ def prepare(
     split: Annotated[
         SplitName,
         typer.Option(
-            help="What is held out. random: of all interactions; per-user: of each user; leave-last: the last two of "
-            "each user; time: the newest; users: whole users.",
+            help="Which interactions to hold out. random: any; per-user: any of each user; leave-last: the last two of "
+            "each user; time: the newest; users: all of some users.",
             rich_help_panel=_KEEPING,
         ),
     ] = "random",
