@@ -42,7 +42,7 @@ from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_tur
 from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, filter_panel
+from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
@@ -129,7 +129,7 @@ def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, f
 def query_block() -> int:
     """Return the number of queries that share one read of an item."""
     if not torch.cuda.is_available():
-        return BLOCK
+        return QUERY_BLOCK
     from drm_triton.kernels.gpu.topk import BLOCK_M
 
     return BLOCK_M

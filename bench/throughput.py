@@ -37,7 +37,7 @@ from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_tur
 from drm_triton.data.dataset import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.cpu.lists import score_items
+from drm_triton.kernels.cpu.losses import score_items
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.ranking.evaluate import evaluate, factor_ranker

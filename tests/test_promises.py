@@ -113,16 +113,23 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
     for name in ("below", "search", "draw_negatives"):
         monkeypatch.setattr(sampling, name, getattr(sampling, name).py_func)
     monkeypatch.setattr(sampling, "philox", philox)
+    none = np.empty(0, np.int64)
+    plan_arrays = sampling.PlanArrays(
+        np.uint64(0), np.uint64(0), True, none, np.empty(0, np.int32), none, np.empty(0, np.int32), n_items, 3, share
+    )
     for row in (almost, few):
         counted, negatives = CountedRow(row), np.empty(eta, np.int32)
-        rank, low = np.empty(eta + 3, np.int64), np.empty(eta + 3, np.int64)
+        buffers = sampling.NegativeBuffers(
+            np.empty(eta + 3, np.int64), np.empty(eta + 3, np.int64), np.empty(eta, np.int32),
+            np.empty(sampling.TABLE_SIZE, np.bool_),
+        )  # fmt: skip
         blocks.clear()
         if share == 1:
-            sampling.draw_negatives(0, 0, 0, counted, n_items, 0, rank, low, negatives)
+            sampling.draw_negatives(plan_arrays, 0, counted, 0, buffers, negatives)
         else:
-            shared, marks = np.empty(eta, np.int32), np.empty(sampling.MARKS, np.bool_)
-            sampling.draw_shared.py_func(0, 0, 0, n_items, shared, marks)
-            sampling.take_shared.py_func(0, 0, 0, counted, n_items, shared, marks, rank, low, negatives)
+            sampling.draw_shared.py_func(plan_arrays, 0, buffers)
+            replaced = np.empty(eta, np.bool_)
+            sampling.take_shared.py_func(plan_arrays, 0, counted, buffers, negatives, replaced)
         assert not np.isin(negatives, row).any()
         assert len(blocks) <= (1 if share == 1 else 2) * 12  # four numbers each, one per negative: none is rejected
         assert counted.reads <= (1 if share == 1 else 2) * eta * (row.size.bit_length() + 1)

@@ -1,94 +1,257 @@
-"""Losses and gradients of a batch of lists, each list from its rows to its user's gradient in one go.
+"""`list_gradients`: losses of a batch of lists, and their gradients to the scores and to the user's row.
 
-Per list 4 n d operations for scores and user gradient, about 8 n^2 for the pairs and 30 K n for the relaxed rows; it
-reads n + 1 rows of d floats and writes 2 n + d + 4 floats. Nothing of size n x n or n x d is stored. Lists that share
-their negatives (`shared`) read the rows of these once, and take scores and gradients as products of matrices.
+By default, groups of lists share their negatives. The rows of these are then read once for a tile of lists, and the
+work on them is two small matrix products per tile:
+
+    scores     [eta, d] x [d, lists]
+    user_grad  [lists, eta] x [eta, d]
+
+The positives of a list, and the negatives that it has in place of shared ones, are processed one by one. A whole
+training step (one thread, AVX2, rho = 1, eta = 45, d = 64, groups of 32 lists) takes 6.4 ms for 2048 lists with shared
+negatives, 13.7 ms with their own.
+
+Cost of a list: 4 n d operations for scores and user gradient, about 8 n^2 for the pairs and 30 K n for the relaxed
+rows. It reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes 2 n + d + 4 floats.
+Nothing of size n x n or n x d is stored.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_lists
-from drm_triton.kernels.cpu.lists import Loss, add_rows, list_loss, score_items, scratch_for, turn_to_l2
+from drm_triton.kernels.cpu.losses import (
+    LossParameters,
+    add_rows,
+    convert_to_l2,
+    list_buffers,
+    list_loss,
+    score_items,
+)
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
-from drm_triton.kernels.cpu.runtime.jit import inline, kernel
-from drm_triton.kernels.cpu.shared import gradients_of_groups, lists_in_tile
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, negative_distances, padded
+from drm_triton.kernels.cpu.softsort import all_finite
+from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
+from drm_triton.kernels.weights import list_weights
 
 f32 = np.float32
 
 
+class Inputs(NamedTuple):
+    """Arguments of `list_gradients`."""
+
+    U: NDArray[np.float32]  # [M, d]
+    V: NDArray[np.float32]  # [N, d]
+    users: NDArray[np.int32]  # [B]
+    items: NDArray[np.int32]  # [B, n]
+    l2: bool  # score is l2, not dot
+
+
+class Outputs(NamedTuple):
+    """Results of `list_gradients`."""
+
+    scores: NDArray[np.float32]  # [B, n]
+    losses: NDArray[np.float32]  # [3, B]: hinge, DRM, MSE
+    g: NDArray[np.float32]  # [B, n]
+    user_grad: NDArray[np.float32]  # [B, d]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Lists that share negatives
+
+
+class TileBuffers(NamedTuple):
+    """Buffers for the shared negatives of a tile; `padded` dimensions are multiples of LANES or ROWS."""
+
+    rows: NDArray[np.float32]  # [padded eta, padded d] factors of the shared negatives
+    columns: NDArray[np.float32]  # [d, padded tile] factors of the users
+    scores: NDArray[np.float32]  # [padded eta, padded tile]
+    g: NDArray[np.float32]  # [padded tile, eta] gradient to these scores
+    user_grad: NDArray[np.float32]  # [padded tile, padded d]
+    not_finite: NDArray[np.bool_]  # [eta], rows that would spoil lists that do not contain them: 0 * inf is NaN
+    positions: NDArray[np.int64]  # [eta], negatives of one list that are not taken from the products
+
+
 @inline
-def list_gradient(b, following, U, V, users, items, l2, loss, scratch, scores, losses, g, user_grad):
-    """Scores, losses and gradients of list b; meanwhile the rows of the following list are asked for."""
-    u, du = U[users[b]], user_grad[b]
-    score_items(u, V, items[b], items[following], l2, scores[b])
-    losses[0, b], losses[1, b], losses[2, b] = list_loss(scores[b], loss, scratch, g[b])
-    du[:] = f32(0)
-    add_rows(V, items[b], g[b], du)
-    if l2:
-        turn_to_l2(u, g[b], du)
+def score_tile(tile, following, inputs, groups, buffers):
+    """Compute the scores of the shared negatives of a tile; prefetch the rows of tile `following`."""
+    rows, columns, d = buffers.rows, buffers.columns, inputs.U.shape[1]
+    group, start, stop = tile_bounds(tile, groups)
+    next_group, next_start, next_stop = tile_bounds(following, groups)
+    negatives, next_negatives = groups.items[group], groups.items[next_group]
+    for t in range(stop - start):
+        u = inputs.U[inputs.users[start + t]]
+        for c in range(d):
+            columns[c, t] = u[c]
+    for b in range(next_start, next_stop):
+        prefetch_row(inputs.U, inputs.users[b])
+    for j in range(negatives.size):
+        prefetch_row(inputs.V, next_negatives[j])
+        row, v = rows[j], inputs.V[negatives[j]]
+        for c in range(d):
+            row[c] = v[c]
+        buffers.not_finite[j] = not all_finite(v)
+        if buffers.not_finite[j]:
+            row[:] = f32(0)
+    if inputs.l2:
+        negative_distances(rows, d, columns, buffers.scores)
+    else:
+        multiply(rows, rows.shape[1], 1, columns, d, buffers.scores)
+
+
+@inline
+def separate_positions(replaced, not_finite, positions):
+    """Write to `positions` the negatives of a list that are not taken from the products; return their number."""
+    count = 0
+    for j in range(replaced.size):
+        count += replaced[j] | not_finite[j]
+    if count > 0:
+        count = 0
+        for j in range(replaced.size):
+            if replaced[j] | not_finite[j]:
+                positions[count] = j
+                count += 1
+    return count
+
+
+@inline
+def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers, out):
+    """Compute scores, losses and gradients of the lists of a tile; prefetch the rows of tile `following`."""
+    U, V, l2, rho, last = inputs.U, inputs.V, inputs.l2, loss.rho, inputs.users.size - 1
+    _, start, stop = tile_bounds(tile, groups)
+    if start == stop:
+        return
+    eta = groups.items.shape[1]
+    score_tile(tile, following, inputs, groups, tile_buffers)
+    for b in range(start, stop):
+        t, u, s, g, user_grad = b - start, U[inputs.users[b]], out.scores[b], out.g[b], out.user_grad[b]
+        positives, negatives = inputs.items[b, :rho], inputs.items[b, rho:]
+        score_items(u, V, positives, inputs.items[min(b + 1, last), :rho], l2, s[:rho])
+        s_negatives, g_negatives, g_shared = s[rho:], g[rho:], tile_buffers.g[t]
+        for j in range(eta):
+            s_negatives[j] = tile_buffers.scores[j, t]
+        count = separate_positions(groups.replaced[b], tile_buffers.not_finite, tile_buffers.positions)
+        positions = tile_buffers.positions[:count]
+        for i in range(count):
+            j = positions[i]
+            score_items(u, V, negatives[j : j + 1], negatives[j : j + 1], l2, s_negatives[j : j + 1])
+        out.losses[0, b], out.losses[1, b], out.losses[2, b] = list_loss(s, loss, buffers, g)
+        user_grad[:] = f32(0)
+        add_rows(V, positives, g[:rho], user_grad)
+        for j in range(eta):
+            g_shared[j] = g_negatives[j]
+        for i in range(count):
+            j = positions[i]
+            add_rows(V, negatives[j : j + 1], g_negatives[j : j + 1], user_grad)
+            g_shared[j] = f32(0)
+    multiply(tile_buffers.g, eta, 1, tile_buffers.rows, eta, tile_buffers.user_grad)
+    for b in range(start, stop):
+        user_grad, of_shared = out.user_grad[b], tile_buffers.user_grad[b - start]
+        for c in range(user_grad.size):
+            user_grad[c] += of_shared[c]
+        if l2:
+            convert_to_l2(U[inputs.users[b]], out.g[b], user_grad)
 
 
 @kernel
-def gradients_of_lists(start, stop, U, V, users, items, l2, loss, scores, losses, g, user_grad):
-    """Scores [B, n], losses [3, B] and gradients of lists start .. stop - 1."""
-    scratch = scratch_for(items.shape[1], loss.weights)
+def gradients_of_tiles(start, stop, inputs, groups, loss, out):
+    """Compute scores, losses and gradients of tiles start .. stop - 1."""
+    eta, d = groups.items.shape[1], inputs.U.shape[1]
+    buffers = list_buffers(inputs.items.shape[1], loss.weights)
+    height, width, lists = padded(eta, ROWS), padded(d, LANES), padded(groups.tile, LANES)
+    tile_buffers = TileBuffers(
+        np.zeros((height, width), np.float32),
+        np.zeros((d, lists), np.float32),
+        np.empty((height, lists), np.float32),
+        np.zeros((padded(groups.tile, ROWS), eta), np.float32),
+        np.empty((padded(groups.tile, ROWS), width), np.float32),
+        np.empty(eta, np.bool_),
+        np.empty(eta, np.int64),
+    )
+    for tile in range(start, stop):
+        tile_gradients(tile, min(tile + 1, stop - 1), inputs, groups, loss, buffers, tile_buffers, out)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Lists with their own negatives
+
+
+@inline
+def list_gradient(b, following, inputs, loss, buffers, out):
+    """Compute scores, losses and gradients of list b; prefetch the rows of list `following`."""
+    V, items, s, g, user_grad = inputs.V, inputs.items[b], out.scores[b], out.g[b], out.user_grad[b]
+    u = inputs.U[inputs.users[b]]
+    score_items(u, V, items, inputs.items[following], inputs.l2, s)
+    out.losses[0, b], out.losses[1, b], out.losses[2, b] = list_loss(s, loss, buffers, g)
+    user_grad[:] = f32(0)
+    add_rows(V, items, g, user_grad)
+    if inputs.l2:
+        convert_to_l2(u, g, user_grad)
+
+
+@kernel
+def gradients_of_lists(start, stop, inputs, loss, out):
+    """Compute scores, losses and gradients of lists start .. stop - 1."""
+    buffers = list_buffers(inputs.items.shape[1], loss.weights)
     for b in range(start, stop):
-        following = min(b + 1, stop - 1)
-        list_gradient(b, following, U, V, users, items, l2, loss, scratch, scores, losses, g, user_grad)
+        list_gradient(b, min(b + 1, stop - 1), inputs, loss, buffers, out)
 
 
-def loss_of(objective: Objective, n: int, n_items: int) -> Loss:
-    """What the compiled functions take."""
-    violations = np.arange(n - objective.rho + 1)
-    phi = np.log1p(n_items / (n - objective.rho) * violations).astype(np.float32)
-    return Loss(
-        objective.rho, rank_weights(objective), objective.weight == "ap", float(objective.tau), f32(objective.lam),
-        f32(objective.margin), phi, objective.hinge, objective.drm, objective.mse,
-    )  # fmt: skip
+# ---------------------------------------------------------------------------------------------------------------
 
 
-def rank_weights(objective: Objective) -> np.ndarray:
-    """w_k [K] for lists with rho positives; those of `ap` depend on the scores and are left to the kernel."""
-    K, rho = objective.K, objective.rho
-    discount = 1 / np.log2(np.arange(2, K + 2))
-    w = {
-        "uniform": np.ones(K),
-        "precision": np.full(K, 1 / K),
-        "recall": np.full(K, 1 / rho),
-        "ndcg": discount / discount[:rho].sum(),
-        "ap": np.ones(K),
-    }[objective.weight]
-    return w.astype(np.float32)
+def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameters:
+    """Return an objective in the form that compiled functions take, for lists of n items."""
+    eta = n - objective.rho
+    phi = np.log1p(n_items / eta * np.arange(eta + 1)).astype(np.float32)
+    return LossParameters(
+        rho=objective.rho,
+        weights=list_weights(objective, torch.float32, torch.device("cpu")).numpy(),
+        ap=objective.weight == "ap",
+        tau=float(objective.tau),
+        lam=f32(objective.lam),
+        margin=f32(objective.margin),
+        phi=phi,
+        hinge=objective.hinge,
+        drm=objective.drm,
+        mse=objective.mse,
+    )
 
 
 def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
-    """Losses of B lists, their gradient to the scores and to the user's row.
+    """Compute losses of B lists, and their gradients to the scores and to the user's row.
 
     A list with a score that is not finite has loss and gradient NaN.
 
     Parameters
     ----------
-    U : float32 [M, d]; V : float32 [N, d]; users : int32 [B]; items : int32 [B, n], the first rho being positives
+    U : float32 [M, d]
+    V : float32 [N, d]
+    batch : users int32 [B], items int32 [B, n], the first rho of a list being positives
     """
-    name, users, items = "list_gradients", batch.users, batch.items
-    user_rows = view(name, "U", U, (None, None), FLOAT32)
-    item_rows = view(name, "V", V, (None, U.shape[1]), FLOAT32)
-    user_ids = view(name, "users", users, (None,), INT32)
-    item_ids = view(name, "items", items, (len(users), None), INT32)
+    name = "list_gradients"
+    inputs = Inputs(
+        view(name, "U", U, (None, None), FLOAT32),
+        view(name, "V", V, (None, U.shape[1]), FLOAT32),
+        view(name, "users", batch.users, (None,), INT32),
+        view(name, "items", batch.items, (len(batch.users), None), INT32),
+        objective.score == "l2",
+    )
     check_lists(U, V, batch, objective)
-    (B, n), d = items.shape, U.shape[1]
+    (B, n), d = batch.items.shape, U.shape[1]
     scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, 3, B)
-    args = (
-        user_rows, item_rows, user_ids, item_ids, objective.score == "l2", loss_of(objective, n, len(V)),
-        *(x.numpy() for x in (scores, losses, g, user_grad)),
-    )  # fmt: skip
-    share = 1 if batch.shared is None else min(lists_in_tile(batch.shared.size), B)
-    if share <= 1:
-        threads.split(gradients_of_lists, B, 16, *args)
+    out = Outputs(scores.numpy(), losses.numpy(), g.numpy(), user_grad.numpy())
+    loss = loss_parameters(objective, n, len(V))
+    if batch.shared is None:
+        threads.split(gradients_of_lists, B, 16, inputs, loss, out)
     else:
-        threads.split(gradients_of_groups, -(-B // share), 1, share, *args)
+        groups = divide(name, batch.shared)
+        threads.split(gradients_of_tiles, groups.n_tiles, 1, inputs, groups, loss, out)
     hinge, drm, mse = losses
     return ListGradients(scores, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)

@@ -1,42 +1,44 @@
-"""NeuralSort's relaxed top-K of one list, and its gradient, in memory linear in n.
+"""NeuralSort's relaxed top-K of one list and its gradient, in memory linear in n.
 
-The softmax does not feel a constant, so with R_j = sum_l max(0, s_l - s_j) the reference's (c_k s - b)/tau becomes
+A softmax does not change if a constant is added to its logits. With R_j = sum_l max(0, s_l - s_j), the logits of the
+reference, (c_k s - b) / tau, become
 
     z_kj = -(2 R_j + (2k - 1) s_j) / tau
 
-which is as exact for the first ranks as they are for the scores, where c_k s and b are both of size n |s| and cancel.
-The gradient follows, with dz_k = w_k P_k (q - <P_k, q>) / tau and G = sum_k dz_k, whose sum over the list is 0:
+For the first ranks, these are as exact as the scores. c_k s and b are both of size n |s| and would cancel. With
+dz_k = w_k P_k (q - <P_k, q>) / tau and G = sum_k dz_k, whose sum over the list is 0, the gradient is
 
     ds_j = sum_k (1 - 2k) dz_kj + sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l)
 
-which is the reference's, again without the terms of size n G that cancel for the first ranks, where G is.
+This is the gradient of the reference, again without terms of size n G that cancel for the first ranks.
 
-Short lists take the n^2 pairs in vector registers: 3 and 5 vector operations per 8 or 16 pairs; long ones sort. Arrays
-are padded to whole vectors with entries that have P = 0.
-The first KEPT rows P_k are kept from Q to the gradient, the others computed twice.
+Short lists compute all n^2 pairs in vector registers, with 3 and 5 vector operations per 8 or 16 pairs. Long lists are
+sorted and use running sums. Arrays are padded to a multiple of LANES with entries that have P = 0.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import FLOATS, check_softsort
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
-from drm_triton.kernels.cpu.runtime.jit import inline, kernel
-from drm_triton.kernels.cpu.runtime.simd import LANES, largest, least, padded, sum_above, sum_pairs
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, kernel
+from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, smallest, sum_above, sum_pairs
 
-KEPT = 8  # rows P_k kept from Q to its gradient, in the first-level cache; those beyond are computed again
-PAIRWISE_MAX = 640  # longest list treated by pairs; beyond it sorting is quicker (AVX-512, float32)
+KEPT = 8  # rows P_k that are kept in the first-level cache from Q to its gradient; the others are computed twice
+PAIRWISE_MAX = 640  # longest list that computes all pairs; from about this length sorting is faster (AVX-512, float32)
 
 f32 = np.float32
 LOG2E, LN2_HIGH, LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
-SMALLEST = f32(-87.0)  # exp of less is no normal number: flushed to 0
+SMALLEST = f32(-87.0)  # exp of a smaller number is subnormal and becomes 0
 
 
 @intrinsic
@@ -50,7 +52,7 @@ def float_from_bits(context, bits):
 
 
 def exp(x):
-    """exp(x) for x <= 0, vectorisable in float32 (error below 2 ulp)."""
+    """Return exp(x) for x <= 0. In float32 it can be vectorised, with an error below 2 ulp."""
     return math.exp(x)
 
 
@@ -76,16 +78,49 @@ def _exp(x):
     return exp_float32
 
 
+class SortBuffers(NamedTuple):
+    """Buffers for the relaxed sort of one list of n entries, padded to a multiple of LANES."""
+
+    R: NDArray[Any]  # [padded n], R_j = sum_l max(0, s_l - s_j)
+    G: NDArray[Any]  # [padded n], sum_k dz_k
+    rows: NDArray[Any]  # [(kept + 1) * padded n], P_k times totals[k - 1] for the ranks kept, and one more row
+    totals: NDArray[Any]  # [kept]
+    order: NDArray[np.int64]  # [n], positions in ascending order of the scores, for long lists
+
+
+@allocating
+def sort_buffers(n, kept, like):
+    """Allocate buffers of the type of `like` for lists of up to n entries that keep the rows of `kept` ranks."""
+    size = padded(n, LANES)
+    return SortBuffers(
+        np.empty(size, like.dtype),
+        np.empty(size, like.dtype),
+        np.empty((kept + 1) * size, like.dtype),
+        np.empty(kept, like.dtype),
+        np.empty(n, np.int64),
+    )
+
+
+@inline
+def shortened(buffers, n):
+    """Return the part of the buffers that a list of n entries uses."""
+    size = padded(n, LANES)
+    return SortBuffers(buffers.R[:size], buffers.G[:size], buffers.rows, buffers.totals, buffers.order[:n])
+
+
 @inline
 def pad(s, n):
-    """Fill s from entry n on with a number below the others, which then neither adds to them nor ranks above them."""
-    lowest = least(s[:n])
+    """Fill s from entry n on with a number below the others. It adds nothing to their sums and ranks below them."""
+    lowest = smallest(s[:n])
     s[n:] = max(lowest - abs(lowest) - 1, np.finfo(s.dtype).min)
 
 
 @inline
 def sort(s, order):
-    """Fill order with the positions of its many first entries of s, ascending: Shell's sort, which needs no memory."""
+    """Fill `order` [n] with the positions of the first n entries of s in ascending order.
+
+    This is Shell's sort. It allocates nothing, which an inlined function may not.
+    """
     n = order.size
     for j in range(n):
         order[j] = j
@@ -102,13 +137,13 @@ def sort(s, order):
 
 @inline
 def above_sums(s, n, R, order):
-    """R_j = sum_l max(0, s_l - s_j); a long list leaves its ascending order in `order`."""
+    """R_j = sum_l max(0, s_l - s_j). For a long list, `order` is filled too."""
     if n <= PAIRWISE_MAX:
         sum_above(s, n, R)
     else:
         sort(s, order)
         total, upper = 0.0, s[order[n - 1]]
-        for p in range(n):  # from the best down: every step is a sum of positive terms
+        for p in range(n):  # best first: all terms are positive, so nothing cancels
             j = order[n - 1 - p]
             total += p * (np.float64(upper) - np.float64(s[j]))
             R[j], upper = total, s[j]
@@ -117,7 +152,7 @@ def above_sums(s, n, R, order):
 
 @inline
 def add_pairs(s, n, G, order, ds):
-    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l); order as `above_sums` left it."""
+    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l). `order` comes from `above_sums`."""
     if n <= PAIRWISE_MAX:
         sum_pairs(s, n, G, ds)
         return
@@ -135,7 +170,7 @@ def add_pairs(s, n, G, order, ds):
 
 @inline
 def relaxed_row(s, n, R, rank, tau, P):
-    """P_k for k = rank, times the factor that is returned; 0 in the padding."""
+    """Write P_k for k = rank, times the total that is returned, to P. The padding is 0."""
     size, real = s.size, s.dtype.type
     scale_R, scale_s = real(-2 / tau), real(-(2 * rank - 1) / tau)
     for j in range(size):
@@ -151,14 +186,11 @@ def relaxed_row(s, n, R, rank, tau, P):
 
 
 @inline
-def relaxed_topk(s, n, R, order, w, tau, rows, totals, Q):
-    """Q = sum_k w_k P_k of the first n entries of s, which is padded, as are R and Q; R and order are filled.
-
-    The first rows P_k, unnormalised, are left in `rows` and their sums in `totals`, as many as it has room for; `rows`
-    has room for one more.
-    """
+def relaxed_topk(s, n, w, tau, buffers, Q):
+    """Q = sum_k w_k P_k of the first n entries of s. s and Q are padded. The buffers are left for the gradient."""
+    R, rows, totals = buffers.R, buffers.rows, buffers.totals
     size, kept = s.size, totals.size
-    above_sums(s, n, R, order)
+    above_sums(s, n, R, buffers.order)
     Q[:] = s.dtype.type(0)
     for rank in range(1, w.size + 1):
         weight, slot = w[rank - 1], min(rank - 1, kept)
@@ -173,11 +205,12 @@ def relaxed_topk(s, n, R, order, w, tau, rows, totals, Q):
 
 
 @inline
-def relaxed_topk_gradient(s, n, R, order, w, tau, q, rows, totals, G, ds):
-    """Gradient ds to the scores for q = dL/dQ; R, order, rows and totals as `relaxed_topk` left them, G is scratch.
+def relaxed_topk_gradient(s, n, w, tau, q, buffers, ds):
+    """Gradient ds to the scores for q = dL/dQ, with the buffers of `relaxed_topk`.
 
-    All are padded; q must be finite there.
+    s, q and ds are padded; the padding of q must be finite.
     """
+    R, G, rows, totals = buffers.R, buffers.G, buffers.rows, buffers.totals
     size, kept, real = s.size, totals.size, s.dtype.type
     G[:] = real(0)
     ds[:] = real(0)
@@ -195,24 +228,25 @@ def relaxed_topk_gradient(s, n, R, order, w, tau, q, rows, totals, G, ds):
                 dz = scale * P[j] * (q[j] - mean)
                 G[j] += dz
                 ds[j] += c * dz
-    add_pairs(s, n, G, order, ds)
+    add_pairs(s, n, G, buffers.order, ds)
 
 
 @inline
-def all_finite(s):
-    """Whether no score is NaN or infinite: to be asked first, the functions above are for numbers."""
-    largest = s.dtype.type(0)
-    for j in range(s.size):
-        largest += abs(s[j])
-    return largest < np.inf  # false for NaN too
+def all_finite(x):
+    """Return whether no number is NaN or infinite. The functions above need finite scores."""
+    total = x.dtype.type(0)
+    for j in range(x.size):
+        total += abs(x[j])
+    return total < np.inf  # false for NaN too
 
 
-# Masked entries are left out by packing the others; the results are spread back.
+# ---------------------------------------------------------------------------------------------------------------
+# The operations. Entries that are not masked are packed, and the results are unpacked.
 
 
 @inline
 def pack(mask, source, packed):
-    """Copy the entries that are not masked, return their number."""
+    """Copy the entries that are not masked; return their number."""
     length = 0
     for j in range(mask.size):
         if mask[j]:
@@ -223,7 +257,7 @@ def pack(mask, source, packed):
 
 @inline
 def unpack(mask, packed, target):
-    """Spread packed entries over those that are not masked; the others are 0."""
+    """Copy packed entries to the positions that are not masked; write 0 to the others."""
     length = 0
     for j in range(mask.size):
         if mask[j]:
@@ -234,61 +268,63 @@ def unpack(mask, packed, target):
 
 
 @inline
-def forward_list(s, w, tau, mask, scratch, order, Q):
-    """Q of one list; scratch [4, padded n]."""
+def forward_list(s, w, tau, mask, scratch, buffers, Q):
+    """Compute Q of one list. scratch : [2, padded n]"""
     n = pack(mask, s, scratch[0])
     size = padded(n, LANES)
-    x, R, P, total = scratch[0, :size], scratch[1, :size], scratch[2, :size], scratch[3, :size]
+    x, total = scratch[0, :size], scratch[1, :size]
     if not all_finite(x[:n]):
         total[:] = np.nan
     elif n > 0:
         pad(x, n)
-        relaxed_topk(x, n, R, order[:n], w, tau, P, total[:0], total)
+        relaxed_topk(x, n, w, tau, shortened(buffers, n), total)
     unpack(mask, total, Q)
 
 
 @kernel
 def forward_lists(start, stop, s, w, tau, mask, Q):
-    """Q of lists start .. stop - 1."""
-    scratch, order = np.empty((4, padded(s.shape[1], LANES)), s.dtype), np.empty(s.shape[1], np.int64)
+    """Compute Q of lists start .. stop - 1."""
+    n = s.shape[1]
+    scratch, buffers = np.empty((2, padded(n, LANES)), s.dtype), sort_buffers(n, 0, s)
     for b in range(start, stop):
-        forward_list(s[b], w[b], tau, mask[b], scratch, order, Q[b])
+        forward_list(s[b], w[b], tau, mask[b], scratch, buffers, Q[b])
 
 
 @inline
-def backward_list(s, w, tau, mask, q, scratch, order, ds):
-    """Gradient of one list; scratch [6, padded n]."""
+def backward_list(s, w, tau, mask, q, scratch, buffers, ds):
+    """Compute the gradient of one list. scratch : [3, padded n]"""
     n = pack(mask, s, scratch[0])
     pack(mask, q, scratch[1])
     size = padded(n, LANES)
-    x, upstream, R = scratch[0, :size], scratch[1, :size], scratch[2, :size]
-    P, G, total = scratch[3, :size], scratch[4, :size], scratch[5, :size]
+    x, upstream, total = scratch[0, :size], scratch[1, :size], scratch[2, :size]
     if not all_finite(x[:n]):
         total[:] = np.nan
     elif n > 0:
         pad(x, n)
         upstream[n:] = 0
-        above_sums(x, n, R, order[:n])
-        relaxed_topk_gradient(x, n, R, order[:n], w, tau, upstream, P, total[:0], G, total)
+        of_list = shortened(buffers, n)
+        above_sums(x, n, of_list.R, of_list.order)
+        relaxed_topk_gradient(x, n, w, tau, upstream, of_list, total)
     unpack(mask, total, ds)
 
 
 @kernel
 def backward_lists(start, stop, s, w, tau, mask, q, ds):
-    """Gradient of lists start .. stop - 1."""
-    scratch, order = np.empty((6, padded(s.shape[1], LANES)), s.dtype), np.empty(s.shape[1], np.int64)
+    """Compute the gradients of lists start .. stop - 1."""
+    n = s.shape[1]
+    scratch, buffers = np.empty((3, padded(n, LANES)), s.dtype), sort_buffers(n, 0, s)
     for b in range(start, stop):
-        backward_list(s[b], w[b], tau, mask[b], q[b], scratch, order, ds[b])
+        backward_list(s[b], w[b], tau, mask[b], q[b], scratch, buffers, ds[b])
 
 
 @inline
-def drm_of_list(s, y, w, tau, mask, scratch, order, rows, totals, ds):
-    """Loss and gradient of one list; scratch [5, padded n]."""
+def drm_of_list(s, y, w, tau, mask, scratch, buffers, ds):
+    """Return the loss of one list and write its gradient to ds. scratch : [3, padded n]"""
     real = s.dtype.type
     n = pack(mask, s, scratch[0])
     pack(mask, y, scratch[1])
     size = padded(n, LANES)
-    x, r, R, G, total = scratch[0, :size], scratch[1, :size], scratch[2, :size], scratch[3, :size], scratch[4, :size]
+    x, r, total = scratch[0, :size], scratch[1, :size], scratch[2, :size]
     square = real(0)
     if not all_finite(x[:n]):
         square = real(np.nan)
@@ -296,44 +332,46 @@ def drm_of_list(s, y, w, tau, mask, scratch, order, rows, totals, ds):
     elif n > 0:
         pad(x, n)
         r[n:] = 0
-        relaxed_topk(x, n, R, order[:n], w, tau, rows, totals, total)
+        of_list = shortened(buffers, n)
+        relaxed_topk(x, n, w, tau, of_list, total)
         for j in range(size):
             residual = r[j] - total[j]
             square += residual * residual
             r[j] = real(-2) * residual
-        relaxed_topk_gradient(x, n, R, order[:n], w, tau, r, rows, totals, G, total)
+        relaxed_topk_gradient(x, n, w, tau, r, of_list, total)
     unpack(mask, total, ds)
     return square
 
 
 @kernel
 def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
-    """Loss and gradient of lists start .. stop - 1."""
-    scratch, order = np.empty((5, padded(s.shape[1], LANES)), s.dtype), np.empty(s.shape[1], np.int64)
-    totals = np.empty(min(KEPT, w.shape[1]), s.dtype)
-    rows = np.empty((totals.size + 1) * scratch.shape[1], s.dtype)
+    """Compute losses and gradients of lists start .. stop - 1."""
+    n = s.shape[1]
+    scratch, buffers = np.empty((3, padded(n, LANES)), s.dtype), sort_buffers(n, min(KEPT, w.shape[1]), s)
     for b in range(start, stop):
-        loss[b] = drm_of_list(s[b], y[b], w[b], tau, mask[b], scratch, order, rows, totals, ds[b])
+        loss[b] = drm_of_list(s[b], y[b], w[b], tau, mask[b], scratch, buffers, ds[b])
 
 
-def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> list:
-    """Check the arguments that the three operations share; s, w, mask and the others as arrays."""
+def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> list[NDArray[Any]]:
+    """Check the arguments that the three operations have in common; return s, w, mask and the others as arrays."""
     scores = view(function, "s", s, (None, None), FLOATS)
     check_softsort(function, s, w, tau, mask, **others)
     return [scores, *(x.detach().contiguous().numpy() for x in (w, mask, *others.values()))]
 
 
 def _grain(n: int) -> int:
-    """Lists per thread below which starting a thread costs more than it saves."""
+    """Return the smallest number of lists for which a thread saves more time than it takes to start."""
     return max(1, 4096 // max(1, n))
 
 
 def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
-    """Q = sum_k w_k P_k: [B, n]; zero where masked, NaN for a list with a score that is not finite.
+    """Compute Q = sum_k w_k P_k: [B, n]. It is 0 where masked, and NaN for a list with a score that is not finite.
 
     Parameters
     ----------
-    s : [B, n] float32 or float64; w : [B, K] of the same type; mask : bool [B, n], False where there is no entry
+    s : [B, n] scores, float32 or float64
+    w : [B, K] rank weights of the same type
+    mask : bool [B, n], False for padding
     """
     scores, weights, valid = _views("soft_topk_forward", s, w, tau, mask)
     Q = torch.empty(s.shape, dtype=s.dtype)
@@ -342,7 +380,7 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
 
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
-    """Gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; other arguments as in `soft_topk_forward`."""
+    """Compute the gradient ds [B, n] for q = dL/dQ [B, n]; other arguments as in `soft_topk_forward`."""
     scores, weights, valid, upstream = _views("soft_topk_backward", s, w, tau, mask, q=q)
     ds = torch.empty(s.shape, dtype=s.dtype)
     threads.split(backward_lists, len(s), _grain(s.shape[1]), scores, weights, float(tau), valid, upstream, ds.numpy())
@@ -350,7 +388,7 @@ def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor
 
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for relevance y [B, n]."""
+    """Compute the DRM loss ||y - Q||^2 [B] of lists with relevance y [B, n], and its gradient to the scores [B, n]."""
     scores, weights, valid, relevance = _views("drm_lists", s, w, tau, mask, y=y)
     loss, ds = torch.empty(len(s), dtype=s.dtype), torch.empty(s.shape, dtype=s.dtype)
     threads.split(

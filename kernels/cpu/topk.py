@@ -1,36 +1,60 @@
-"""The k best items of each query in one sweep: most items are dismissed by an estimate that never leaves the registers.
+"""`top_k`: the k best items of each query in one pass over the items.
 
-A panel of items meets a few queries at a time (`panels`): d multiply-adds per score, on bytes where the processor has
-them, then one comparison with the query's threshold, its k-th best score so far. Only items above it are scored exactly
-and looked at one by one. A first sweep over a part of the items gives a threshold that about three times k of all items
-pass; should fewer than k have passed in the end, the query is done again without it. Memory beyond the packed items
-is a heap of k keys for each query at work.
+A panel of items meets a few queries at a time (`filter`): d multiply-adds per score, then one comparison with the
+query's threshold, its k-th best score so far. Only items above it are scored exactly and offered to a heap. Memory
+beyond the packed items is a heap of k keys for each query in progress.
 
-`l2` is a product too: 2 u.v - |v|^2, and - |u|^2 is added at the end.
+A first pass over one panel in SAMPLE_STRIDE gives a threshold that about 3 k of all items pass. If fewer than k pass in
+the end, the query is repeated without it.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, INT64, check_items, check_top_k
-from drm_triton.kernels.cpu.panels import BLOCK, QUERIES, WIDTH, Items, filter_panel, pack, pack_queries
+from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, ItemLayout, filter_panel, pack, pack_queries
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic, kernel, prefetch_row
 from drm_triton.kernels.cpu.softsort import float_from_bits
 from drm_triton.kernels.protocol import PackedItems, SeenItems
 from drm_triton.names import Score
 
 f32 = np.float32
-STRIDE = 16  # one panel in so many is looked at first
+SAMPLE_STRIDE = 16  # the first pass looks at one panel in this many
 EMPTY = np.int64(-(2**63))  # a key below that of every score
 ITEM_MASK = np.int64(0x7FFFFFFF)
+
+
+class SeenRows(NamedTuple):
+    """Items to leave out. Those of query q are indices[indptr[q] : indptr[q + 1]], ascending."""
+
+    indptr: NDArray[np.int64]  # [m + 1]
+    indices: NDArray[np.int32]
+
+
+class Ranking(NamedTuple):
+    """Results, best first."""
+
+    items: NDArray[np.int32]  # [m, k]
+    scores: NDArray[np.float32]  # [m, k]
+
+
+class BlockBuffers(NamedTuple):
+    """Buffers for a block of queries."""
+
+    heaps: NDArray[np.int64]  # [QUERY_BLOCK, k] keys
+    thresholds: NDArray[np.float32]  # [QUERY_BLOCK]
+    limits: NDArray[np.float32]  # [QUERY_BLOCK], threshold minus slack, for estimates
+    cursor: NDArray[np.int64]  # [QUERY_BLOCK], position in the seen items of the query
+    hits: NDArray[np.int64]  # [QUERIES], of `filter_panel`
 
 
 @intrinsic
@@ -45,7 +69,7 @@ def bits_of(context, value):
 
 @intrinsic
 def trailing_zeros(context, word):
-    """Number of zero bits below the lowest one of an int64."""
+    """Count the zero bits below the lowest one of an int64."""
 
     def build(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -55,7 +79,7 @@ def trailing_zeros(context, word):
 
 @inline
 def key_of(score, item):
-    """An integer that orders as (score, then the lower item) does."""
+    """Return an integer that orders by score, and for equal scores by the lower item."""
     bits = np.int64(bits_of(score))
     bits = 0 if bits == -(2**31) else bits  # -0 equals 0
     return ((bits ^ ((bits >> 63) & ITEM_MASK)) << 32) | (ITEM_MASK - item)
@@ -63,14 +87,14 @@ def key_of(score, item):
 
 @inline
 def score_of(key):
-    """Score in a key."""
+    """Return the score in a key."""
     bits = key >> 32
     return float_from_bits(np.int32(bits ^ ((bits >> 63) & ITEM_MASK)))
 
 
 @inline
 def sift_down(heap, size):
-    """Restore a heap of keys, the smallest first, whose first one has changed."""
+    """Restore a heap of keys, smallest at the root, after its root has changed."""
     root, key = 0, heap[0]
     child = 1
     while child < size:
@@ -85,7 +109,10 @@ def sift_down(heap, size):
 
 @inline
 def offer(hits, first_item, items, query, threshold, seen, cursor, heap):
-    """Put the items that `hits` marks into the heap, unless seen; return the new threshold and cursor into seen."""
+    """Score the items whose bit is set in `hits` and put those above the threshold into the heap, unless seen.
+
+    Returns the new threshold and the new cursor into `seen`.
+    """
     while hits != 0:
         item = first_item + trailing_zeros(hits)
         hits &= hits - 1
@@ -104,13 +131,15 @@ def offer(hits, first_item, items, query, threshold, seen, cursor, heap):
 
 
 @inline
-def sweep(first, size, step, queries, items, indptr, indices, k, heaps, thresholds, limits, cursor, hits):
-    """Fill heaps[q, :k] with the best above thresholds[q], which rise, of every step-th panel; limits, ...: scratch."""
+def sweep(first_query, size, step, queries, items, seen, k, buffers):
+    """Fill heaps[q, :k] with the best items above thresholds[q], which rise, of every step-th panel."""
+    heaps, thresholds, limits, cursor = buffers.heaps, buffers.thresholds, buffers.limits, buffers.cursor
+    hits = buffers.hits
     depth = queries.words.size // queries.rows.shape[0]
     heaps[:, :k] = EMPTY
     cursor[:] = 0
     for q in range(thresholds.size):
-        limits[q] = thresholds[q] - queries.slack[first + q]
+        limits[q] = thresholds[q] - queries.slack[first_query + q]
     for panel in range(0, items.bias.size // WIDTH, step):
         following = (panel + step) * WIDTH
         for item in range(following, min(following + WIDTH, items.rows.shape[0])):
@@ -118,54 +147,53 @@ def sweep(first, size, step, queries, items, indptr, indices, k, heaps, threshol
         for group in range(0, size, QUERIES):
             some = limits[group : group + QUERIES]
             if not filter_panel(
-                queries.words, first + group, depth, items.panels, panel, items.bias, items.scale, items.offset,
+                queries.words, first_query + group, depth, items.panels, panel, items.bias, items.scale, items.offset,
                 queries.scale, some, hits,
             ):  # fmt: skip
                 continue
             for i in range(QUERIES):
                 if hits[i] != 0:
                     q = group + i
-                    row = first + q
+                    row = first_query + q
                     thresholds[q], cursor[q] = offer(
                         hits[i], panel * WIDTH, items, queries.rows[row], thresholds[q],
-                        indices[indptr[row] : indptr[row + 1]], cursor[q], heaps[q, :k],
+                        seen.indices[seen.indptr[row] : seen.indptr[row + 1]], cursor[q], heaps[q, :k],
                     )  # fmt: skip
                     limits[q] = thresholds[q] - queries.slack[row]
 
 
 @inline
-def rank_block(first, queries, items, sampled, indptr, indices, heaps, thresholds, limits, cursor, hits, best, scores):
-    """Best items of the queries of the block that begins with `first`."""
-    m, k = best.shape
-    size = min(BLOCK, m - first)
-    for q in range(BLOCK):  # rows that fill up the last block want nothing
+def rank_block(first_query, queries, items, sampled, seen, buffers, ranking):
+    """Find the best items of the block of queries that begins with `first_query`."""
+    heaps, thresholds = buffers.heaps, buffers.thresholds
+    m, k = ranking.items.shape
+    size = min(QUERY_BLOCK, m - first_query)
+    for q in range(QUERY_BLOCK):  # the padding of the last block accepts no item
         thresholds[q] = -np.inf if q < size else np.inf
     if sampled > 0:
-        sweep(
-            first, size, STRIDE, queries, items, indptr, indices, sampled, heaps, thresholds, limits, cursor, hits
-        )  # fmt: skip
+        sweep(first_query, size, SAMPLE_STRIDE, queries, items, seen, sampled, buffers)
         for q in range(size):
-            lower = thresholds[q] - abs(thresholds[q]) * f32(1e-6) - f32(1e-30)  # ties with the last one count
+            lower = thresholds[q] - abs(thresholds[q]) * f32(1e-6) - f32(1e-30)  # lets ties with the last one pass
             thresholds[q] = lower if heaps[q, 0] != EMPTY else f32(-np.inf)
-    sweep(first, size, 1, queries, items, indptr, indices, k, heaps, thresholds, limits, cursor, hits)
+    sweep(first_query, size, 1, queries, items, seen, k, buffers)
     again = False
     for q in range(size):
-        short = heaps[q, 0] == EMPTY and thresholds[q] > -np.inf  # the sample was better than the whole
+        short = heaps[q, 0] == EMPTY and thresholds[q] > -np.inf  # the sample was better than all items are
         thresholds[q] = -np.inf if short else np.inf
         again = again or short
         if not short:
-            take_out(heaps[q], best[first + q], scores[first + q])
+            take_out(heaps[q], ranking.items[first_query + q], ranking.scores[first_query + q])
     if again:
-        sweep(first, size, 1, queries, items, indptr, indices, k, heaps, thresholds, limits, cursor, hits)
+        sweep(first_query, size, 1, queries, items, seen, k, buffers)
         for q in range(size):
             if thresholds[q] < np.inf:
-                take_out(heaps[q], best[first + q], scores[first + q])
+                take_out(heaps[q], ranking.items[first_query + q], ranking.scores[first_query + q])
 
 
 @inline
 def take_out(heap, items, scores):
     """Empty a heap of keys into items and scores, best first."""
-    for place in range(heap.size - 1, -1, -1):  # the worst leaves first
+    for place in range(heap.size - 1, -1, -1):  # the worst is taken out first
         key = heap[0]
         items[place] = -1 if key == EMPTY else ITEM_MASK - (key & ITEM_MASK)
         scores[place] = -np.inf if key == EMPTY else score_of(key)
@@ -174,60 +202,73 @@ def take_out(heap, items, scores):
 
 
 @kernel
-def rank_blocks(start, stop, queries, items, sampled, indptr, indices, best, scores):
-    """Best items of the queries of blocks start .. stop - 1."""
-    heaps = np.empty((BLOCK, best.shape[1]), np.int64)
-    thresholds, limits = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    cursor, hits = np.empty(BLOCK, np.int64), np.empty(QUERIES, np.int64)
+def rank_blocks(start, stop, queries, items, sampled, seen, ranking):
+    """Find the best items of the queries of blocks start .. stop - 1."""
+    buffers = BlockBuffers(
+        np.empty((QUERY_BLOCK, ranking.items.shape[1]), np.int64),
+        np.empty(QUERY_BLOCK, np.float32),
+        np.empty(QUERY_BLOCK, np.float32),
+        np.empty(QUERY_BLOCK, np.int64),
+        np.empty(QUERIES, np.int64),
+    )
     for block in range(start, stop):
-        rank_block(
-            block * BLOCK, queries, items, sampled, indptr, indices, heaps, thresholds, limits, cursor, hits, best,
-            scores,
-        )  # fmt: skip
+        rank_block(block * QUERY_BLOCK, queries, items, sampled, seen, buffers, ranking)
 
 
 def pack_items(V: Tensor, score: Score) -> PackedItems:
-    """Prepare items for `top_k`."""
+    """Prepare items for `top_k`.
+
+    Parameters
+    ----------
+    V : float32 [N, d], finite
+    """
     values = view("pack_items", "V", V, (None, None), FLOAT32)
     return PackedItems(V, score, check_items(V, score), pack(values, score))
 
 
 def sample_size(k: int, n_items: int) -> int:
-    """How many best of the sample give a threshold that at least k of all items pass, almost surely; 0: take none."""
-    expected = k / STRIDE
+    """Return how many of the best sampled items define the first threshold, or 0 for no first pass.
+
+    The number leaves a margin of three standard deviations, so that at least k of all items almost always pass.
+    """
+    expected = k / SAMPLE_STRIDE
     size = math.ceil(expected + 3 * math.sqrt(expected) + 1)
-    return size if size <= k and n_items // STRIDE > 4 * size else 0
+    return size if size <= k and n_items // SAMPLE_STRIDE > 4 * size else 0
 
 
 def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
-    """The k best items of each query row, best first, ties to the lower item index.
+    """Find the k best items of each query, best first. Ties go to the lower item index.
 
     Parameters
     ----------
-    queries : float32 [m, d]; V : float32 [N, d], finite, or what `pack_items` made of it
-    seen : (indptr int64 [m + 1], indices int32 ascending within a row): items of each query row that are left out;
-        row i of the mask is indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr serves as it is.
+    queries : float32 [m, d]
+    seen : (indptr int64 [m + 1], indices int32 ascending within a row), the items to leave out. Row i is
+        indices[indptr[i] : indptr[i + 1]], so a slice of a larger indptr can be passed as it is.
 
     Returns
     -------
-    items : int32 [m, k], scores : [m, k]; where fewer than k items remain, item -1 with score -inf.
+    items : int32 [m, k]
+    scores : float32 [m, k]
+        Where fewer than k items remain, the item is -1 and the score -inf.
     """
     name = "top_k"
     rows = view(name, "queries", queries, (None, None), FLOAT32)
     check_top_k(queries, items, k, seen)
     layout = items.layout
-    assert isinstance(layout, Items)
+    assert isinstance(layout, ItemLayout)
     m = len(queries)
     if seen is None:
-        indptr, indices = np.zeros(m + 1, np.int64), np.zeros(0, np.int32)
+        seen_rows = SeenRows(np.zeros(m + 1, np.int64), np.zeros(0, np.int32))
     else:
-        indptr = view(name, "the indptr of seen", seen[0], (m + 1,), INT64)
-        indices = view(name, "the indices of seen", seen[1], (None,), INT32)
+        seen_rows = SeenRows(
+            view(name, "the indptr of seen", seen[0], (m + 1,), INT64),
+            view(name, "the indices of seen", seen[1], (None,), INT32),
+        )
     best, scores = torch.empty(m, k, dtype=torch.int32), torch.empty(m, k)
     threads.split(
-        rank_blocks, -(-m // BLOCK), 1,
-        pack_queries(rows, layout), layout, sample_size(k, len(items.V)), indptr, indices,
-        best.numpy(), scores.numpy(),
+        rank_blocks, -(-m // QUERY_BLOCK), 1,
+        pack_queries(rows, layout), layout, sample_size(k, len(items.V)), seen_rows,
+        Ranking(best.numpy(), scores.numpy()),
     )  # fmt: skip
     if items.score == "l2":
         scores -= torch.from_numpy(np.einsum("ij,ij->i", rows, rows))[:, None]

@@ -1,58 +1,270 @@
-"""Adagrad and projection, one step for each row named in a batch, its gradient summed in a fixed order.
+"""`update_rows`: one Adagrad step and projection for each row that appears in a batch of gradient terms.
 
-The E entries are grouped by row with a radix sort on (row, entry) whose memory depends on E alone, never on the table:
-first all threads part them into buckets by the high bits of the row, then each bucket is sorted by the low bits and its
-rows are updated by one thread. Entries of a row are summed in the order they came, so the bits of the result depend
-neither on the number of threads nor on the buckets.
+The gradient of a row is a sum. By default, groups of lists share their negatives: the terms of a tile of lists that
+belong to one shared negative are summed first, all negatives at once, as a product of small matrices
 
-Per entry 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written.
+    sums  [eta, lists] x [lists, d]
+
+and become one summand. With eta = 45 and groups of 32 lists, 2.4 summands per list remain to be sorted instead of 46.
+The terms of positives, and of negatives that a list has in place of shared ones, are one summand each.
+
+Summands are then grouped by row with a radix sort on (row, summand), whose memory depends on their number alone, not on
+the table: all threads distribute them to buckets by the high bits of the row, then one thread per bucket sorts by the
+low bits and updates the rows. The summands of a row are added in their order, so the bits of the result depend neither
+on the number of threads nor on the buckets.
+
+Cost: per summand 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written.
 """
 
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_update
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.shared import Entries, lists_in_tile, sum_shared
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, padded
+from drm_triton.kernels.cpu.softsort import all_finite
+from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
 from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms
 from drm_triton.names import Score
 
 f32 = np.float32
 EPS = f32(ADAGRAD_EPS)
-MAX_BUCKET_BITS = 11  # one write stream per bucket: more of them than the second-level TLB holds would crawl
-AHEAD = 8  # entries: a row is asked for this long before its turn, which hides the latency of a large table
-ENTRY = np.int64(0xFFFFFFFF)
+MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-level TLB has entries would be slow
+# Summands between the prefetch of a row and its update. Prefetching hides the latency of a table that is larger than
+# the cache: updates of such a table were a third faster with it.
+PREFETCH_DISTANCE = 8
+SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
+
+
+class Terms(NamedTuple):
+    """`GradientTerms` as arrays."""
+
+    rows: NDArray[np.int32]  # [B, m]
+    coefficients: NDArray[np.float32]  # [B, m]
+    vectors: NDArray[np.float32]  # [*, d]
+    sources: NDArray[np.int32]  # [B]
+
+
+class Summands(NamedTuple):
+    """What is added to rows. Summand e adds weights[e] * x_e, and under l2 subtracts totals[e] times the row.
+
+    x_e is sums[origin[e]], or vectors[~origin[e]] if origin[e] is negative. The step multiplies the l2 gradient by 2.
+    """
+
+    rows: NDArray[np.int32]  # [E]
+    weights: NDArray[np.float32]  # [E]
+    totals: NDArray[np.float32]  # [E], sums of the coefficients in each summand
+    origin: NDArray[np.int32]  # [E]
+    vectors: NDArray[np.float32]  # [*, d]
+    sums: NDArray[np.float32]  # [tiles * eta, d]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Lists that share negatives: from terms to summands
+
+
+class TileBuffers(NamedTuple):
+    """Buffers for the terms of a tile that belong to shared negatives."""
+
+    coefficients: NDArray[np.float32]  # [tile, padded eta], 0 where a list has no such term
+    vectors: NDArray[np.float32]  # [tile, padded d]
+    product: NDArray[np.float32]  # [padded eta, padded d]
+    totals: NDArray[np.float32]  # [eta], sums of the coefficients
+    used: NDArray[np.bool_]  # [eta], whether any list has such a term
+
+
+@inline
+def count_replaced(replaced):
+    """Return the number of shared negatives that a list replaced."""
+    count = 0
+    for j in range(replaced.size):
+        count += replaced[j]
+    return count
+
+
+@inline
+def find_used(start, stop, separate, groups, finite, used):
+    """Mark the shared negatives that are summed for at least one of lists start .. stop - 1; return their number.
+
+    `separate` is the number of terms that are not summed. If a negative is summed for no list, there is one per list.
+    """
+    if separate < stop - start:
+        used[:] = True
+        return used.size
+    used[:] = False
+    for b in range(start, stop):
+        if finite[b]:
+            for j in range(used.size):
+                used[j] |= not groups.replaced[b, j]
+    count = 0
+    for j in range(used.size):
+        count += used[j]
+    return count
 
 
 @kernel
-def count_buckets(rows, shift, counts):
-    """counts[bucket] = number of rows in it."""
+def count_summands(start, stop, terms, groups, finite, counts):
+    """Write the number of summands of tiles start .. stop - 1 to `counts`.
+
+    finite [B] says whether all of a list's vector is. A list with another vector has a summand for each term: in the
+    product, 0 * inf would spoil rows for which the list has no term.
+    """
+    eta = groups.items.shape[1]
+    used = np.empty(eta, np.bool_)
+    for tile in range(start, stop):
+        _, first_list, end = tile_bounds(tile, groups)
+        separate = 0
+        for b in range(first_list, end):
+            finite[b] = all_finite(terms.vectors[terms.sources[b]])
+            separate += count_replaced(groups.replaced[b]) if finite[b] else eta
+        positives = (end - first_list) * (terms.rows.shape[1] - eta)
+        counts[tile] = positives + separate + find_used(first_list, end, separate, groups, finite, used)
+
+
+@inline
+def fill_tile(tile, position, terms, groups, finite, buffers, summands):
+    """Write the summands of a tile, the first one at `position`."""
+    group, start, stop = tile_bounds(tile, groups)
+    totals, eta, d = buffers.totals, groups.items.shape[1], terms.vectors.shape[1]
+    positives, separate = terms.rows.shape[1] - eta, 0
+    totals[:] = f32(0)
+    for b in range(start, stop):
+        source, rows, coefficients, replaced = (
+            terms.sources[b],
+            terms.rows[b],
+            terms.coefficients[b],
+            groups.replaced[b],
+        )
+        for j in range(positives):
+            summands.rows[position], summands.origin[position] = rows[j], ~source
+            summands.weights[position] = summands.totals[position] = coefficients[j]
+            position += 1
+        x, vector, summed = terms.vectors[source], buffers.vectors[b - start], buffers.coefficients[b - start]
+        for c in range(d):
+            vector[c] = x[c]
+        for j in range(eta):
+            summed[j] = coefficients[positives + j]
+        if not finite[b]:
+            vector[:] = f32(0)
+        count = count_replaced(replaced) if finite[b] else eta
+        separate += count
+        if count > 0:
+            for j in range(eta):
+                if replaced[j] or not finite[b]:
+                    summed[j] = f32(0)
+                    summands.rows[position], summands.origin[position] = rows[positives + j], ~source
+                    summands.weights[position] = summands.totals[position] = coefficients[positives + j]
+                    position += 1
+        for j in range(eta):
+            totals[j] += summed[j]
+    multiply(buffers.coefficients, 1, buffers.coefficients.shape[1], buffers.vectors, stop - start, buffers.product)
+    find_used(start, stop, separate, groups, finite, buffers.used)
+    for j in range(eta):
+        if buffers.used[j]:
+            total, product = summands.sums[tile * eta + j], buffers.product[j]
+            for c in range(d):
+                total[c] = product[c]
+            summands.rows[position], summands.origin[position] = groups.items[group, j], tile * eta + j
+            summands.weights[position], summands.totals[position] = f32(1), totals[j]
+            position += 1
+
+
+@kernel
+def fill_summands(start, stop, terms, groups, finite, positions, summands):
+    """Write the summands of tiles start .. stop - 1, those of a tile from its entry in `positions`."""
+    eta, d = groups.items.shape[1], terms.vectors.shape[1]
+    height, width = padded(eta, ROWS), padded(d, LANES)
+    buffers = TileBuffers(
+        np.zeros((groups.tile, height), np.float32),
+        np.zeros((groups.tile, width), np.float32),
+        np.empty((height, width), np.float32),
+        np.empty(eta, np.float32),
+        np.empty(eta, np.bool_),
+    )
+    for tile in range(start, stop):
+        if positions[tile] < positions[tile + 1]:
+            fill_tile(tile, positions[tile], terms, groups, finite, buffers, summands)
+
+
+def sum_shared(terms: Terms, groups: Groups) -> Summands:
+    """Sum the terms of each shared negative over the lists of a tile; the other terms become a summand each."""
+    n_tiles, d = groups.n_tiles, terms.vectors.shape[1]
+    counts, finite = np.empty(n_tiles, np.int64), np.empty(len(terms.rows), np.bool_)
+    threads.split(count_summands, n_tiles, 16, terms, groups, finite, counts)
+    positions = np.concatenate([[0], counts.cumsum()])
+    E = int(positions[-1])
+    summands = Summands(
+        rows=np.empty(E, np.int32),
+        weights=np.empty(E, f32),
+        totals=np.empty(E, f32),
+        origin=np.empty(E, np.int32),
+        vectors=terms.vectors,
+        sums=np.empty((n_tiles * groups.items.shape[1], d), f32),
+    )
+    threads.split(fill_summands, n_tiles, 16, terms, groups, finite, positions, summands)
+    return summands
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sorting summands by row
+
+
+class Buckets(NamedTuple):
+    """Sort keys row << 32 | summand, in buckets of rows with equal high bits."""
+
+    bounds: NDArray[np.int64]  # [buckets + 1]; bucket i is keys[bounds[i] : bounds[i + 1]]
+    low_bits: int  # bits of the row that are equal for no two rows of a bucket
+    keys: NDArray[np.int64]  # [E]
+    spare: NDArray[np.int64]  # [E]
+
+
+@kernel
+def count_buckets(rows, low_bits, counts):
+    """Write the number of rows in each bucket to `counts`."""
     counts[:] = 0
     for e in range(rows.size):
-        counts[rows[e] >> shift] += 1
+        counts[rows[e] >> low_bits] += 1
 
 
 @kernel
-def fill_buckets(rows, start, shift, position, keys):
-    """Write (row, entry) as one integer to its bucket; position[bucket] is where the next one goes."""
+def fill_buckets(rows, start, low_bits, position, keys):
+    """Write the keys of summands start .. to their buckets; position[bucket] is where the next one goes."""
     for e in range(rows.size):
-        bucket = rows[e] >> shift
+        bucket = rows[e] >> low_bits
         keys[position[bucket]] = (np.int64(rows[e]) << 32) | (start + e)
         position[bucket] += 1
 
 
+def distribute(rows: NDArray[np.int32], low_bits: int, n_buckets: int) -> Buckets:
+    """Distribute summands to buckets by the high bits of their rows, on all threads."""
+    E = len(rows)
+    chunks = max(1, min(threads.n_threads(), E >> 14))
+    edges = [E * i // chunks for i in range(chunks + 1)]
+    spans = [rows[start:stop] for start, stop in pairwise(edges)]
+    counts = np.empty((chunks, n_buckets), np.int64)
+    threads.run(partial(count_buckets, span, low_bits, count) for span, count in zip(spans, counts, strict=True))
+    # Within a bucket, chunks follow each other, which keeps the order of the summands.
+    position = np.ascontiguousarray(counts.T.cumsum().reshape(n_buckets, chunks).T - counts)
+    bounds = np.append(position[0], E)
+    keys = np.empty(E, np.int64)
+    threads.run(partial(fill_buckets, spans[i], edges[i], low_bits, position[i], keys) for i in range(chunks))
+    return Buckets(bounds, low_bits, keys, np.empty(E, np.int64))
+
+
 @inline
-def sort_bucket(keys, spare, bits, counts):
-    """Sort keys by the low `bits` bits of the row, keeping the order of equal rows; True if they end up in spare."""
-    passes = (bits + 7) // 8
+def sort_bucket(keys, spare, low_bits, counts):
+    """Sort keys by the low bits of the row, keeping the order of equal rows; return whether the result is in spare."""
+    passes = (low_bits + 7) // 8
     shift = 32
     for i in range(passes):
-        digit = (bits + passes - 1 - i) // passes
+        digit = (low_bits + passes - 1 - i) // passes
         mask = (1 << digit) - 1
         counts[: mask + 2] = 0
         for e in range(keys.size):
@@ -68,27 +280,45 @@ def sort_bucket(keys, spare, bits, counts):
     return passes % 2 == 1
 
 
+# ---------------------------------------------------------------------------------------------------------------
+# Updating rows
+
+
+class Target(NamedTuple):
+    """What is updated, and how."""
+
+    table: NDArray[np.float32]  # [R, d]
+    state: NDArray[np.float32]  # [R, d]
+    dense: NDArray[np.float32]  # [R, d] gradient of all rows, or [0, d]
+    lr: np.float32
+    l2: bool
+
+
 @inline
-def sum_entries(keys, entries, grad):
-    """Sum into grad the coef * x of the entries of one row; return the sum of their pulls."""
-    coef, pull, at, X, sums, d = entries.coef, entries.pull, entries.at, entries.X, entries.sums, grad.size
+def sum_summands(keys, summands, grad):
+    """Write the sum of weights * x over the summands of one row to grad; return the sum of their totals."""
+    weights, totals, origin, vectors, sums = (
+        summands.weights, summands.totals, summands.origin, summands.vectors, summands.sums,
+    )  # fmt: skip
+    d = grad.size
     grad[:] = f32(0)
     total = f32(0)
     full = keys.size & ~3
     for e in range(0, full, 4):
-        e0, e1, e2, e3 = keys[e] & ENTRY, keys[e + 1] & ENTRY, keys[e + 2] & ENTRY, keys[e + 3] & ENTRY
-        c0, c1, c2, c3 = coef[e0], coef[e1], coef[e2], coef[e3]
-        x0 = sums[at[e0]] if at[e0] >= 0 else X[~at[e0]]
-        x1 = sums[at[e1]] if at[e1] >= 0 else X[~at[e1]]
-        x2 = sums[at[e2]] if at[e2] >= 0 else X[~at[e2]]
-        x3 = sums[at[e3]] if at[e3] >= 0 else X[~at[e3]]
-        total += (pull[e0] + pull[e1]) + (pull[e2] + pull[e3])
+        e0, e1 = keys[e] & SUMMAND_MASK, keys[e + 1] & SUMMAND_MASK
+        e2, e3 = keys[e + 2] & SUMMAND_MASK, keys[e + 3] & SUMMAND_MASK
+        c0, c1, c2, c3 = weights[e0], weights[e1], weights[e2], weights[e3]
+        x0 = sums[origin[e0]] if origin[e0] >= 0 else vectors[~origin[e0]]
+        x1 = sums[origin[e1]] if origin[e1] >= 0 else vectors[~origin[e1]]
+        x2 = sums[origin[e2]] if origin[e2] >= 0 else vectors[~origin[e2]]
+        x3 = sums[origin[e3]] if origin[e3] >= 0 else vectors[~origin[e3]]
+        total += (totals[e0] + totals[e1]) + (totals[e2] + totals[e3])
         for c in range(d):
             grad[c] += (c0 * x0[c] + c1 * x1[c]) + (c2 * x2[c] + c3 * x3[c])
     for e in range(full, keys.size):
-        e0 = keys[e] & ENTRY
-        c0, x0 = coef[e0], sums[at[e0]] if at[e0] >= 0 else X[~at[e0]]
-        total += pull[e0]
+        e0 = keys[e] & SUMMAND_MASK
+        c0, x0 = weights[e0], sums[origin[e0]] if origin[e0] >= 0 else vectors[~origin[e0]]
+        total += totals[e0]
         for c in range(d):
             grad[c] += c0 * x0[c]
     return total
@@ -96,7 +326,7 @@ def sum_entries(keys, entries, grad):
 
 @inline
 def step_row(row, state, grad, lr):
-    """One Adagrad step and projection onto the unit ball."""
+    """Take one Adagrad step and project onto the unit ball."""
     norm = f32(0)
     for c in range(row.size):
         state[c] += grad[c] * grad[c]
@@ -109,121 +339,105 @@ def step_row(row, state, grad, lr):
 
 
 @inline
-def step_rows(start, stop, table, state, dense, lr):
-    """Step rows start .. stop - 1 along their dense gradient."""
+def step_dense_rows(start, stop, target):
+    """Step rows start .. stop - 1, which have no summands, along their dense gradient."""
     for index in range(start, stop):
-        step_row(table[index], state[index], dense[index], lr)
+        step_row(target.table[index], target.state[index], target.dense[index], target.lr)
 
 
 @inline
-def update_bucket(bucket, keys, spare, bits, counts, table, state, entries, dense, lr, l2, grad):
-    """Sort the keys of a bucket and update their rows; counts and grad are scratch."""
-    ordered = spare if sort_bucket(keys, spare, bits, counts) else keys
-    first, next_row = 0, bucket << bits
-    while first < ordered.size:
-        index = ordered[first] >> 32
-        if dense.size > 0:
-            step_rows(next_row, index, table, state, dense, lr)
+def update_bucket(bucket, buckets, summands, target, counts, grad):
+    """Sort the keys of a bucket and update its rows. `counts` and `grad` are buffers."""
+    table, low_bits, with_dense = target.table, buckets.low_bits, target.dense.size > 0
+    low, high = buckets.bounds[bucket], buckets.bounds[bucket + 1]
+    keys, spare = buckets.keys[low:high], buckets.spare[low:high]
+    ordered = spare if sort_bucket(keys, spare, low_bits, counts) else keys
+    start, next_row = 0, bucket << low_bits
+    while start < ordered.size:
+        index = ordered[start] >> 32
+        if with_dense:
+            step_dense_rows(next_row, index, target)
             next_row = index + 1
-        last = first + 1
-        while last < ordered.size and ordered[last] >> 32 == index:
-            last += 1
-        for e in range(first + AHEAD, min(last + AHEAD, ordered.size)):
+        stop = start + 1
+        while stop < ordered.size and ordered[stop] >> 32 == index:
+            stop += 1
+        for e in range(start + PREFETCH_DISTANCE, min(stop + PREFETCH_DISTANCE, ordered.size)):
             if ordered[e] >> 32 != ordered[e - 1] >> 32:
                 prefetch_row(table, ordered[e] >> 32)
-                prefetch_row(state, ordered[e] >> 32)
+                prefetch_row(target.state, ordered[e] >> 32)
         row = table[index]
-        total = sum_entries(ordered[first:last], entries, grad)
-        if l2:
+        total = sum_summands(ordered[start:stop], summands, grad)
+        if target.l2:
             for c in range(row.size):
                 grad[c] = f32(2) * (grad[c] - total * row[c])
-        if dense.size > 0:
+        if with_dense:
             for c in range(row.size):
-                grad[c] += dense[index, c]
-        step_row(row, state[index], grad, lr)
-        first = last
-    if dense.size > 0:
-        step_rows(next_row, min((bucket + 1) << bits, table.shape[0]), table, state, dense, lr)
+                grad[c] += target.dense[index, c]
+        step_row(row, target.state[index], grad, target.lr)
+        start = stop
+    if with_dense:
+        step_dense_rows(next_row, min((bucket + 1) << low_bits, table.shape[0]), target)
 
 
 @kernel
-def update_buckets(start, stop, bounds, bits, keys, spare, table, state, entries, dense, lr, l2):
+def update_buckets(start, stop, buckets, summands, target):
     """Sort buckets start .. stop - 1 and update their rows."""
     counts = np.empty(257, np.int64)
-    grad = np.empty(table.shape[1], np.float32)
+    grad = np.empty(target.table.shape[1], np.float32)
     for bucket in range(start, stop):
-        low, high = bounds[bucket], bounds[bucket + 1]
-        update_bucket(
-            bucket, keys[low:high], spare[low:high], bits, counts, table, state, entries, dense, lr, l2, grad
-        )  # fmt: skip
+        update_bucket(bucket, buckets, summands, target, counts, grad)
 
 
 def update_rows(
     table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
 ) -> None:
-    """One Adagrad step and projection onto the unit ball for each row of `table` named in `rows`, in place.
+    """Take one Adagrad step and project onto the unit ball, in place.
 
-    Entry e (of E) adds coef[e] * x to the gradient of row rows[e] under `dot` and 2 coef[e] * (x - row) under `l2`,
-    where x = X[source[e // (E / len(source))]]: entries come in equal groups, one per source row.
+    Without `dense`, the rows that appear in `terms` take the step. With `dense`, a gradient that is added to that of
+    the terms, every row does.
 
     Parameters
     ----------
-    table, state : float32 [R, d] factors and Adagrad's sum of squares
-    rows : int32 [E]; coef : float32 [E]; X : float32 [*, d]; source : int32 [B], B dividing E
+    table, state : float32 [R, d] factors and Adagrad's sums of squared gradients
+    terms : rows int32 [B, m], coefficients float32 [B, m], vectors float32 [*, d], sources int32 [B]
+    dense : float32 [R, d]
     """
     name = "update_rows"
     check_update(table, state, terms, lr, score, dense)
-    factors = view(name, "table", table, (None, None), FLOAT32)
-    squares = view(name, "state", state, (None, None), FLOAT32)
-    row_ids = view(name, "rows", terms.rows, (None, None), INT32)
-    factor = view(name, "coefficients", terms.coefficients, (None, None), FLOAT32)
-    inputs = view(name, "vectors", terms.vectors, (None, None), FLOAT32)
-    origin = view(name, "sources", terms.sources, (None,), INT32)
-    every_row = (
-        np.empty((0, table.shape[1]), f32) if dense is None else view(name, "dense", dense, (None, None), FLOAT32)
+    R, d = table.shape
+    target = Target(
+        view(name, "table", table, (None, None), FLOAT32),
+        view(name, "state", state, (None, None), FLOAT32),
+        np.empty((0, d), f32) if dense is None else view(name, "dense", dense, (None, None), FLOAT32),
+        f32(lr),
+        score == "l2",
     )
-    if row_ids.size == 0 and dense is None:
+    arrays = Terms(
+        view(name, "rows", terms.rows, (None, None), INT32),
+        view(name, "coefficients", terms.coefficients, (None, None), FLOAT32),
+        view(name, "vectors", terms.vectors, (None, None), FLOAT32),
+        view(name, "sources", terms.sources, (None,), INT32),
+    )
+    dense_rows = 0 if dense is None else R
+    if arrays.rows.size + dense_rows == 0:
         return
-    B, m = row_ids.shape
-    share = 1 if terms.shared is None else min(lists_in_tile(terms.shared.size), B)
-    if share > 1:
-        entries = sum_shared(row_ids, factor, inputs, origin, share)
+    if terms.shared is None:
+        coefficients, origin = arrays.coefficients.ravel(), np.repeat(~arrays.sources, arrays.rows.shape[1])
+        no_sums = np.empty((0, d), f32)
+        summands = Summands(arrays.rows.ravel(), coefficients, coefficients, origin, arrays.vectors, no_sums)
     else:
-        none = np.empty((0, table.shape[1]), f32)
-        entries = Entries(row_ids.ravel(), factor.ravel(), factor.ravel(), np.repeat(~origin, m), inputs, none)
+        summands = sum_shared(arrays, divide(name, terms.shared))
 
-    E, bits = len(entries.rows), max(1, (len(table) - 1).bit_length())
-    bucket_bits = min(bits, MAX_BUCKET_BITS, max(0, E.bit_length() - 7))  # about a hundred entries in each, or more
-    shift, n_buckets = bits - bucket_bits, 1 << bucket_bits
-    chunks = max(1, min(threads.n_threads(), E >> 14))
-    edges = [E * i // chunks for i in range(chunks + 1)]
-    spans = [entries.rows[a:b] for a, b in pairwise(edges)]
-    counts = np.empty((chunks, n_buckets), np.int64)
-    threads.run(partial(count_buckets, span, shift, count) for span, count in zip(spans, counts, strict=True))
-    # Within a bucket, chunks follow each other: the order of entries survives.
-    position = np.ascontiguousarray(counts.T.cumsum().reshape(n_buckets, chunks).T - counts)
-    bounds = np.append(position[0], E)
-    keys, spare = np.empty(E, np.int64), np.empty(E, np.int64)
-    threads.run(partial(fill_buckets, spans[i], edges[i], shift, position[i], keys) for i in range(chunks))
-    # Parts of equal numbers of entries, not of buckets: some rows are far more popular than others.
-    parts = max(1, min(8 * threads.n_threads(), E >> 9)) if threads.n_threads() > 1 else 1
-    cuts = np.searchsorted(bounds, np.arange(parts + 1) * E // parts)
+    E, row_bits = len(summands.rows), max(1, (R - 1).bit_length())
+    work = E + dense_rows
+    bucket_bits = min(row_bits, MAX_BUCKET_BITS, max(0, work.bit_length() - 7))  # buckets of a hundred summands or more
+    low_bits, n_buckets = row_bits - bucket_bits, 1 << bucket_bits
+    buckets = distribute(summands.rows, low_bits, n_buckets)
+    # Tasks of equal work, not of equal numbers of buckets: some rows are far more popular than others.
+    tasks = 1 if threads.n_threads() == 1 else max(1, min(8 * threads.n_threads(), work >> 9))
+    done = buckets.bounds + np.minimum(np.arange(n_buckets + 1) << low_bits, dense_rows)
+    cuts = np.searchsorted(done, np.arange(tasks + 1) * work // tasks)
     cuts[0], cuts[-1] = 0, n_buckets
     threads.run(
-        partial(
-            update_buckets,
-            a,
-            b,
-            bounds,
-            shift,
-            keys,
-            spare,
-            factors,
-            squares,
-            entries,
-            every_row,
-            f32(lr),
-            score == "l2",
-        )
-        for a, b in pairwise(cuts.tolist())
+        partial(update_buckets, start, stop, buckets, summands, target) for start, stop in pairwise(cuts.tolist())
     )

@@ -1,4 +1,6 @@
-"""From torch tensors to the NumPy views that compiled code takes, checked."""
+"""Torch tensors as NumPy arrays for compiled functions, with checks."""
+
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -12,12 +14,12 @@ FLOAT32 = (torch.float32,)
 
 def view(
     function: str, name: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
-) -> NDArray:
-    """Return `tensor` as a C-contiguous array, without a copy where it is one; None in `shape` leaves a size free."""
+) -> NDArray[Any]:
+    """Return `tensor` as a C-contiguous array, without a copy if it is one. None in `shape` leaves a size free."""
     if tensor.device.type != "cpu":
         raise InputError(f"{function}: {name} must be on the CPU, got device {tensor.device}")
     check_tensor(function, name, tensor, shape, dtypes)
-    array: NDArray = tensor.detach().contiguous().numpy()
+    array: NDArray[Any] = tensor.detach().contiguous().numpy()
     return array
 
 

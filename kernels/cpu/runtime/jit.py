@@ -1,20 +1,27 @@
-"""How the functions here are compiled, and where the result is kept between processes."""
+"""Compilation of the CPU kernels, and the cache of the compiled code."""
 
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numba.extending
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.core.caching import FunctionCache
-from numba.extending import intrinsic
 
-# reassoc and contract allow vector sums and fused multiply-add; NaN and infinity keep their meaning.
+from drm_triton.kernels.cpu.runtime.numba_private import (
+    INLINE_OPTIONS,
+    VOID_POINTER,
+    data_pointer,
+    llvm_function,
+    nothing,
+    use_cache,
+)
+
+# reassoc and contract allow vector sums and fused multiply-add. NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+CACHE_LINE = 16  # float32 numbers in a cache line
 
 _KERNELS = Path(__file__).parents[2]
 _SOURCES = hashlib.sha256(
@@ -22,62 +29,55 @@ _SOURCES = hashlib.sha256(
 ).hexdigest()
 
 
-class _Cache(FunctionCache):
-    """Numba's cache on disk, keyed by every source file of the CPU kernels and of what the backends share.
-
-    Numba itself looks only at the file of the cached function: a change in another file whose functions it calls
-    would go unnoticed.
-    """
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple:
-        return (*super()._index_key(sig, codegen), _SOURCES)
+def inline(function: Callable[..., Any]) -> Any:
+    """Compile a function that only other compiled functions call, and that allocates nothing. It is always inlined."""
+    return _compile(function, **INLINE_OPTIONS)
 
 
-def inline(function: Callable) -> Any:
-    """Compile a function that only other compiled functions call, and that allocates nothing.
-
-    It is always inlined, and without Numba's run time for memory: otherwise every view of an array that it takes counts
-    references, atomically, which was a fifth of the time of short lists.
-    """
-    return _compiled(function, forceinline=True, _nrt=False)
-
-
-def allocating(function: Callable) -> Any:
+def allocating(function: Callable[..., Any]) -> Any:
     """Compile a function that may allocate arrays."""
-    return _compiled(function)
+    return _compile(function)
 
 
-def _compiled(function: Callable, **options: Any) -> Any:
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
     return njit(nogil=True, fastmath=FASTMATH, error_model="numpy", **options)(function)
 
 
-def kernel(function: Callable) -> Any:
-    """Compile a function that Python calls: without the GIL, and cached where a writable place is found for it."""
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function that Python calls. It runs without the GIL and is cached on disk.
+
+    The key of the cache contains every source file of the CPU kernels and of what all backends share.
+    """
     dispatcher = allocating(function)
-    with suppress(RuntimeError):  # no place beside this file nor in the user's cache folder: compiled in each process
-        dispatcher._cache = _Cache(function)
+    use_cache(dispatcher, function, _SOURCES)
     return dispatcher
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Define a compiled function by its LLVM IR. Type checkers would otherwise expect the arguments of `function`."""
+    return numba.extending.intrinsic(function)
 
 
 @intrinsic
 def prefetch(context, table, offset):
-    """Ask for the cache line of element `offset` of a C-contiguous array, to be read soon."""
+    """Prefetch the cache line of element `offset` of a C-contiguous array."""
 
     def build(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        table, offset = args
+        data = data_pointer(context, builder, signature.args[0], table)
+        address = builder.bitcast(builder.gep(data, [offset]), VOID_POINTER)
         i32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [address, i32(0), i32(3), i32(1)])  # a read, into every level, of data
-        return context.get_dummy_value()
+        kind = ir.FunctionType(ir.VoidType(), [VOID_POINTER, i32, i32, i32])
+        function = llvm_function(builder, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [address, i32(0), i32(3), i32(1)])  # a read, into every level of the data cache
+        return nothing(context)
 
     return types.none(table, types.int64), build
 
 
 @inline
 def prefetch_row(table, row):
-    """Ask for all cache lines of a row of a float32 table."""
+    """Prefetch a row of a float32 table."""
     d = table.shape[1]
-    for column in range(0, d, 16):
+    for column in range(0, d, CACHE_LINE):
         prefetch(table, np.int64(row) * d + column)

@@ -1,6 +1,6 @@
-"""Threads for the CPU kernels: compiled code that releases the GIL, run in parts by a pool of Python threads.
+"""Threads of the CPU kernels: a pool of Python threads that run compiled code, which releases the GIL.
 
-Numba's own parallel layers are not used: depending on the platform they abort the process when two Python threads
+Numba's own parallel layers are not used. Depending on the platform, they abort the process when two Python threads
 enter them at once, or after a fork. The number of threads is Numba's (`NUMBA_NUM_THREADS`, `numba.set_num_threads`).
 """
 
@@ -12,6 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 import numba
+
+from drm_triton.kernels.cpu.runtime.numba_private import max_threads
+
+# With four chunks per thread, a thread that another process slows down leaves work to the others.
+CHUNKS_PER_THREAD = 4
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -26,24 +31,24 @@ if hasattr(os, "register_at_fork"):  # a forked child has the pool object, but n
 
 
 def set_threads(threads: int) -> None:
-    """Use so many threads, or as many as there are."""
-    numba.set_num_threads(min(threads, int(numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
+    """Use this number of threads, or fewer if there are not as many."""
+    numba.set_num_threads(min(threads, max_threads()))
 
 
 def n_threads() -> int:
-    """Threads in use."""
+    """Return the number of threads in use."""
     return int(numba.get_num_threads())
 
 
-def _submit(task: Callable[[], None]) -> Future:
+def _submit(task: Callable[[], None]) -> Future[None]:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(int(numba.config.NUMBA_NUM_THREADS), thread_name_prefix="drm")  # type: ignore[attr-defined]
+        _pool = ThreadPoolExecutor(max_threads(), thread_name_prefix="drm")
     return _pool.submit(task)
 
 
 def run(tasks: Iterable[Callable[[], Any]]) -> None:
-    """Run each task once, on as many threads as are in use, this one included; return when all are done."""
+    """Run each task once, on all threads in use including the caller's; return when all are done."""
     tasks = list(tasks)
     waiting = iter(tasks)  # next() on a list iterator is atomic
 
@@ -60,9 +65,8 @@ def run(tasks: Iterable[Callable[[], Any]]) -> None:
 
 
 def split(kernel: Callable[..., None], size: int, grain: int, *args: Any) -> None:
-    """Call kernel(start, stop, *args) on parts of range(size) of at least `grain`, on all threads."""
+    """Call kernel(start, stop, *args) on chunks of range(size) of at least `grain`, on all threads."""
     threads = n_threads()
-    # Four parts per thread even out what a busy machine does to one of them.
-    parts = 1 if threads == 1 else max(1, min(4 * threads, size // grain))
-    bounds = [size * i // parts for i in range(parts + 1)]
+    chunks = 1 if threads == 1 else max(1, min(CHUNKS_PER_THREAD * threads, size // grain))
+    bounds = [size * i // chunks for i in range(chunks + 1)]
     run(partial(kernel, start, stop, *args) for start, stop in pairwise(bounds))

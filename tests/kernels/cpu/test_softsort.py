@@ -1,6 +1,6 @@
 """Relaxed top-K on the CPU against the float64 reference: any length, masks, graded relevance, both float types."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import numba
 import pytest
@@ -10,20 +10,24 @@ from torch import Tensor
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX, exp
+from drm_triton.kernels.weights import rank_weights
 from drm_triton.names import Weight
+from tests.kernels.cpu.conftest import THREAD_COUNTS
 
-LONG = PAIRWISE_MAX + 60  # treated by sorting
+LONG = PAIRWISE_MAX + 60  # a list that is sorted
 
 
-def case(seed: int, B: int, n: int, k: int, dtype: torch.dtype, weight: str = "uniform", ragged: bool = True):
-    """Scores, graded relevance, rank weights, mask and an upstream gradient; garbage where masked."""
+def case(
+    seed: int, B: int, n: int, k: int, dtype: torch.dtype, weight: Weight = "uniform", ragged: bool = True
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return scores, graded relevance, rank weights, mask and an upstream gradient, with garbage where masked."""
     g = torch.Generator().manual_seed(seed)
     s, q = torch.randn(B, n, generator=g, dtype=dtype), torch.randn(B, n, generator=g, dtype=dtype)
     y = torch.randint(0, 4, (B, n), generator=g).to(dtype)
     mask = torch.rand(B, n, generator=g) < (0.7 if ragged else 1)
     mask[:, 0] = True  # at least one entry
     s[~mask], y[~mask], q[~mask] = float("nan"), float("inf"), float("nan")
-    w = reference.rank_weights(s.double(), y.double(), k, weight, mask).to(dtype)
+    w = rank_weights(s.double(), y.double(), k, weight, mask).to(dtype)
     return s, y, w, mask, q
 
 
@@ -60,25 +64,25 @@ def assert_agrees(s: Tensor, y: Tensor, w: Tensor, mask: Tensor, q: Tensor, tau:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 15, 16, 17, 48, 63, 100, 256, PAIRWISE_MAX, PAIRWISE_MAX + 1, 1000])
-def test_every_length(n, dtype):
+def test_every_length(n: int, dtype: torch.dtype) -> None:
     for k in sorted({1, min(3, n), n if n < 300 else 20}):
         assert_agrees(*case(n, 3, n, k, dtype), tau=0.7)
 
 
 @pytest.mark.parametrize("weight", get_args(Weight))
 @pytest.mark.parametrize("tau", [0.1, 1.0, 10.0])
-def test_every_weight_and_temperature(weight, tau):
+def test_every_weight_and_temperature(weight: Weight, tau: float) -> None:
     for dtype in (torch.float32, torch.float64):
         assert_agrees(*case(1, 40, 24, 5, dtype, weight), tau=tau)
 
 
-def test_thousands_of_entries():
+def test_thousands_of_entries() -> None:
     assert_agrees(*case(2, 2, 4096, 10, torch.float32), tau=1.0)
 
 
 @pytest.mark.parametrize("n", [16, 48, 128, 256, PAIRWISE_MAX, LONG, 4096])
 @pytest.mark.parametrize("tau", [0.3, 3.0])
-def test_gradient_of_a_float32_list_is_as_exact_at_any_length(n, tau):
+def test_gradient_of_a_float32_list_is_as_exact_at_any_length(n: int, tau: float) -> None:
     """The largest error over the largest entry stays at a few roundings of a score over tau."""
     s, y, w, mask, _ = case(n, 10, n, 3, torch.float32, ragged=False)
     want = reference.drm_lists(s.double(), y.double(), w.double(), tau, mask)[1]
@@ -88,21 +92,21 @@ def test_gradient_of_a_float32_list_is_as_exact_at_any_length(n, tau):
 
 @pytest.mark.parametrize("n", [20, LONG])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ties(n, dtype):
+def test_ties(n: int, dtype: torch.dtype) -> None:
     s, y, w, mask, q = case(3, 4, n, 5, dtype)
     s = s.round().clamp(-2, 2)
     s[0] = 0.25
     assert_agrees(s, y, w, mask, q, tau=1.0)
 
 
-def test_the_largest_numbers():
+def test_the_largest_numbers() -> None:
     s, one = torch.tensor([[-2e38]]), torch.ones(1, 1)
     assert cpu.soft_topk_forward(s, one, 1.0, one.bool()).item() == 1
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-4, 1e4, 1e8])
 @pytest.mark.parametrize("n", [30, LONG])
-def test_huge_and_tiny_scores(size, n):
+def test_huge_and_tiny_scores(size: float, n: int) -> None:
     # Against scores of 1 with the temperature divided likewise: the relaxation only sees s / tau.
     s, y, w, mask, _ = case(4, 5, n, 4, torch.float32)
     scaled = s * torch.tensor(2.0) ** round(torch.tensor(size).log2().item())
@@ -117,7 +121,7 @@ def test_huge_and_tiny_scores(size, n):
     assert ds.isfinite().all()
 
 
-def test_first_ranks_are_exact_in_long_float32_lists():
+def test_first_ranks_are_exact_in_long_float32_lists() -> None:
     """The top of a long list is as exact as that of a short one: nothing of size n |s| cancels."""
     s, _, w, mask, _ = case(5, 4, 2000, 3, torch.float32, ragged=False)
     want = reference.soft_topk_forward(s.double(), w.double(), 1.0, mask)
@@ -125,7 +129,7 @@ def test_first_ranks_are_exact_in_long_float32_lists():
     assert (reference.soft_topk_forward(s, w, 1.0, mask) - want).abs().max() > 2e-5
 
 
-def test_nothing_and_empty_lists():
+def test_nothing_and_empty_lists() -> None:
     s, y, w, mask, _ = case(7, 3, 5, 2, torch.float32)
     assert cpu.drm_lists(s[:0], y[:0], w[:0], 1.0, mask[:0])[1].shape == (0, 5)
     loss, ds = cpu.drm_lists(s, y, 0 * w, 1.0, torch.zeros_like(mask))
@@ -133,19 +137,18 @@ def test_nothing_and_empty_lists():
     assert not ds.any()
 
 
-def test_threads_give_the_same_bits():
+def test_threads_give_the_same_bits() -> None:
     arguments = case(8, 500, 70, 4, torch.float32)
-    before, results = numba.get_num_threads(), []
-    for count in (1, min(2, numba.config.NUMBA_NUM_THREADS)):
+    results = []
+    for count in THREAD_COUNTS:
         numba.set_num_threads(count)
         results.append(cpu.drm_lists(*arguments[:3], 1.0, arguments[3]))
-    numba.set_num_threads(before)
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-def test_exponential():
+def test_exponential() -> None:
     @inline
-    def apply(x):
+    def apply(x: Any) -> None:
         for j in range(x.size):
             x[j] = exp(x[j])
 

@@ -1,0 +1,179 @@
+"""Scores, losses and gradients of one list, in vector registers."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, prefetch_row
+from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, smallest
+from drm_triton.kernels.cpu.softsort import (
+    KEPT,
+    SortBuffers,
+    all_finite,
+    pad,
+    relaxed_topk,
+    relaxed_topk_gradient,
+    sort_buffers,
+)
+
+f32 = np.float32
+NAN = f32(np.nan)
+
+
+class LossParameters(NamedTuple):
+    """An `Objective` for lists of n = rho + eta items, for compiled functions."""
+
+    rho: int
+    weights: NDArray[np.float32]  # w_k [K]; under `ap` to be multiplied by the positives among the first k
+    ap: bool
+    tau: float
+    lam: np.float32
+    margin: np.float32
+    phi: NDArray[np.float32]  # [eta + 1], weight of the hinge for each number of violations
+    hinge: bool
+    drm: bool
+    mse: bool
+
+
+class ListBuffers(NamedTuple):
+    """Buffers for one list of n items, padded to a multiple of LANES."""
+
+    s: NDArray[np.float32]  # scores
+    q: NDArray[np.float32]  # Q, then dL/dQ
+    ds: NDArray[np.float32]  # gradient to the scores
+    hits: NDArray[np.float32]  # 1 at the ranks of positives
+    w: NDArray[np.float32]  # [K], rank weights of this list
+    sorting: SortBuffers
+
+
+@allocating
+def list_buffers(n, weights):
+    """Allocate buffers for a list of n items."""
+    rows = np.empty((4, padded(n, LANES)), np.float32)
+    sorting = sort_buffers(n, min(KEPT, weights.size), rows[0])
+    return ListBuffers(rows[0], rows[1], rows[2], rows[3], weights.copy(), sorting)
+
+
+@inline
+def score_items(u, V, items, following, l2, s):
+    """Compute s_j = u . v_j, or -||u - v_j||^2 under l2; prefetch the rows of `following`, the next list's items."""
+    for j in range(items.size):
+        prefetch_row(V, following[j])
+        v = V[items[j]]
+        total = f32(0)
+        if l2:
+            for c in range(u.size):
+                total -= (u[c] - v[c]) * (u[c] - v[c])
+        else:
+            for c in range(u.size):
+                total += u[c] * v[c]
+        s[j] = total
+
+
+@inline
+def add_rows(V, items, g, total):
+    """Add sum_j g_j v_j to total [d]."""
+    n, d = items.size, total.size
+    for j in range(0, n - 3, 4):
+        v0, v1, v2, v3 = V[items[j]], V[items[j + 1]], V[items[j + 2]], V[items[j + 3]]
+        g0, g1, g2, g3 = g[j], g[j + 1], g[j + 2], g[j + 3]
+        for c in range(d):
+            total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+    for j in range(n & ~3, n):
+        v0, g0 = V[items[j]], g[j]
+        for c in range(d):
+            total[c] += g0 * v0[c]
+
+
+@inline
+def convert_to_l2(u, g, user_grad):
+    """Replace the user's gradient under dot, sum_j g_j v_j, by that under l2: -2 sum_j g_j (u - v_j)."""
+    total = f32(0)
+    for j in range(g.size):
+        total += g[j]
+    for c in range(u.size):
+        user_grad[c] = f32(2) * (user_grad[c] - total * u[c])
+
+
+@inline
+def hinge_loss(positives, negatives, margin, phi, g_positives, g_negatives):
+    """Return phi(violations) * max(0, margin - min positive + max negative) and add its gradient."""
+    lowest, highest = smallest(positives), largest(negatives)
+    gap = margin - lowest + highest
+    if not gap > 0:
+        return f32(0)
+    violations = 0
+    for t in range(negatives.size):
+        violations += margin - lowest + negatives[t] >= 0
+    i, j = 0, 0  # the first position of each: ties go to the lower one
+    while positives[i] != lowest:
+        i += 1
+    while negatives[j] != highest:
+        j += 1
+    g_positives[i] -= phi[violations]
+    g_negatives[j] += phi[violations]
+    return phi[violations] * gap
+
+
+@inline
+def average_precision_weights(s, rho, weights, hits, w):
+    """w_k = P@k / min(K, rho) of the hard ranking; ties go to the lower position. `hits` is a buffer."""
+    hits[:] = 0
+    for i in range(rho):
+        rank = 0
+        for j in range(s.size):
+            rank += s[j] > s[i] or (s[j] == s[i] and j < i)
+        hits[rank] = 1
+    found = f32(0)
+    for k in range(w.size):
+        found += hits[k]
+        w[k] = found * weights[k]
+
+
+@inline
+def drm_loss(s, loss, buffers, g):
+    """Return the DRM loss ||y - Q||^2 and add lam times its gradient to g."""
+    n = s.size
+    x, q, ds, w = buffers.s, buffers.q, buffers.ds, buffers.w
+    for j in range(n):
+        x[j] = s[j]
+    pad(x, n)
+    if loss.ap:
+        average_precision_weights(s, loss.rho, loss.weights, buffers.hits, w)
+    relaxed_topk(x, n, w, loss.tau, buffers.sorting, q)
+    for j in range(loss.rho):
+        q[j] -= f32(1)  # Q - y
+    square, scale = f32(0), f32(2) * loss.lam
+    for j in range(q.size):
+        square += q[j] * q[j]
+        q[j] *= scale
+    relaxed_topk_gradient(x, n, w, loss.tau, q, buffers.sorting, ds)
+    for j in range(n):
+        g[j] += ds[j]
+    return square
+
+
+@inline
+def mse_loss(s, rho, g):
+    """Return the mean squared error of the scores against 1 and 0, and add its gradient to g."""
+    square = f32(0)
+    for j in range(s.size):
+        r = s[j] - f32(j < rho)
+        square += r * r
+        g[j] += f32(2 / s.size) * r
+    return square * f32(1 / s.size)
+
+
+@inline
+def list_loss(s, loss, buffers, g):
+    """Return hinge, DRM and MSE of a list with scores s [n], and write the gradient of the total loss to g [n]."""
+    rho = loss.rho
+    if not all_finite(s):  # one bad score makes the whole list NaN, so that it is noticed
+        g[:] = NAN
+        return NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0), NAN if loss.mse else f32(0)
+    g[:] = f32(0)
+    hinge = hinge_loss(s[:rho], s[rho:], loss.margin, loss.phi, g[:rho], g[rho:]) if loss.hinge else f32(0)
+    drm = drm_loss(s, loss, buffers, g) if loss.drm else f32(0)
+    mse = mse_loss(s, rho, g) if loss.mse else f32(0)
+    return hinge, drm, mse

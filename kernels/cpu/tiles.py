@@ -1,0 +1,56 @@
+"""Tiles of lists that share their negatives: what `gradients` and `update` process together.
+
+A group of lists is divided into tiles of at most TILE lists of about equal size. A tile never contains lists of two
+groups, so its lists have one row of shared negatives.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drm_triton.kernels.checks import BOOL, INT32
+from drm_triton.kernels.cpu.runtime.arrays import view
+from drm_triton.kernels.cpu.runtime.jit import inline
+from drm_triton.kernels.protocol import SharedNegatives
+
+# Reading the rows of the shared negatives once for 64 lists costs little per list. Larger tiles would outgrow the
+# cache and leave threads without work.
+TILE = 64
+
+
+class Groups(NamedTuple):
+    """`SharedNegatives` and their division into tiles, for compiled functions."""
+
+    size: int  # lists in a group
+    tile: int  # lists in a tile, at most TILE
+    tiles_per_group: int
+    items: NDArray[np.int32]  # [G, eta] shared negatives
+    replaced: NDArray[np.bool_]  # [B, eta]
+
+    @property
+    def n_tiles(self) -> int:
+        """Number of tiles, including empty ones of a last group that is short."""
+        return len(self.items) * self.tiles_per_group
+
+
+def divide(function: str, shared: SharedNegatives) -> Groups:
+    """Divide groups into tiles; `function` names the operation in error messages."""
+    size = max(1, min(shared.size, len(shared.replaced)))
+    tiles_per_group = -(-size // TILE)
+    return Groups(
+        size,
+        -(-size // tiles_per_group),
+        tiles_per_group,
+        view(function, "the items of shared", shared.items, (None, None), INT32),
+        view(function, "replaced of shared", shared.replaced, (None, None), BOOL),
+    )
+
+
+@inline
+def tile_bounds(tile, groups):
+    """Return the group of a tile, its first list and the end of its lists."""
+    group = tile // groups.tiles_per_group
+    start = group * groups.size + tile % groups.tiles_per_group * groups.tile
+    stop = min(start + groups.tile, (group + 1) * groups.size, groups.replaced.shape[0])
+    return group, start, max(start, stop)

@@ -1,0 +1,143 @@
+"""List gradients on the CPU against the float64 reference, for lists with their own negatives."""
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numba
+import pytest
+import torch
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
+from drm_triton.kernels.protocol import ListBatch, Objective
+from drm_triton.names import Score, Weight
+from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+def assert_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> None:
+    """Compare with the reference in float64, and check that the arguments do not change."""
+    arguments = (U, V, batch.users, batch.items)
+    before = [x.clone() for x in arguments]
+    got = cpu.list_gradients(U, V, batch, objective)
+    assert all(torch.equal(x, y) for x, y in zip(arguments, before, strict=True))
+    want = reference.list_gradients(U.double(), V.double(), batch, objective)
+    # Sums of n terms are off by about EPS sqrt(n). A score is off by EPS times its size, and the softmax multiplies
+    # that by up to 4 K / tau: nothing of size n is left in the logits of the first K ranks.
+    n, size = batch.items.shape[1], want.scores.abs().max().item()
+    error = 4 * EPS * (n**0.5 + (4 * objective.K * size / objective.tau if objective.drm else 0))
+    for name, x, y in zip(got._fields, got, want, strict=True):
+        bound = (8 * EPS if name == "scores" else error) * max(y.abs().max().item(), EPS)
+        torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("n", [*range(2, 71), 100, 256, 1000])
+def test_every_length(n: int) -> None:
+    rho = min(3, n - 1)
+    U, V, batch = random_lists(n, 4 if n < 256 else 1, n, 16)
+    for k in sorted({1, rho, n}):
+        assert_gradients(U, V, batch, Objective(rho, k=k, score="l2" if n % 2 else "dot"))
+
+
+@pytest.mark.parametrize("d", [1, 3, 16, 50, 64, 100, 128])
+@pytest.mark.parametrize("score", get_args(Score))
+def test_every_dimension(d: int, score: Score) -> None:
+    assert_gradients(*random_lists(d, 40, 48, d, scale=0.3), Objective(3, score=score))
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize("k", [1, 2, 5, 11])
+def test_every_weight(weight: Weight, score: Score, k: int) -> None:
+    assert_gradients(*random_lists(3, 50, 11, 8), Objective(3, score=score, weight=weight, k=k, lam=0.7))
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("scale", [1e-6, 0.1, 1.0, 100.0])
+def test_every_temperature_and_size(tau: float, scale: float) -> None:
+    assert_gradients(*random_lists(4, 30, 32, 16, scale), Objective(2, tau=tau))
+
+
+@pytest.mark.parametrize("parts", [(h, r, m) for h in (0, 1) for r in (0, 1) for m in (0, 1) if h or r or m])
+def test_each_loss_can_be_switched_off(parts: tuple[int, int, int]) -> None:
+    hinge, drm, mse = map(bool, parts)
+    U, V, batch = random_lists(5, 20, 20, 8)
+    objective = Objective(4, hinge=hinge, drm=drm, mse=mse, lam=2.5, margin=0.5)
+    assert_gradients(U, V, batch, objective)
+    got = cpu.list_gradients(U, V, batch, objective)
+    assert [bool(x.any()) for x in (got.hinge, got.drm, got.mse)] == [hinge, drm, mse]
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+@pytest.mark.parametrize("n", [12, PAIRWISE_MAX + 60])
+def test_ties(weight: Weight, n: int) -> None:
+    # Integer factors make exact ties, among the positives, the negatives and across.
+    g = torch.Generator().manual_seed(6)
+    U, V = torch.randint(-1, 2, (5, 4), generator=g).float(), torch.randint(-1, 2, (40, 4), generator=g).float()
+    batch = ListBatch(torch.arange(5).int(), torch.randint(0, 40, (5, n), generator=g, dtype=torch.int32))
+    assert_gradients(U, V, batch, Objective(3, weight=weight, tau=2.0))
+    assert_gradients(0 * U, V, batch, Objective(3, weight=weight, mse=True))  # all scores equal
+
+
+def test_one_list_and_none() -> None:
+    U, V, batch = random_lists(7, 1, 48, 64)
+    assert_gradients(U, V, batch, Objective(3))
+    got = cpu.list_gradients(U, V, ListBatch(batch.users[:0], batch.items[:0]), Objective(3))
+    assert [tuple(x.shape) for x in got] == [(0, 48), (0,), (0,), (0,), (0,), (0, 48), (0, 64)]
+
+
+def test_arguments_need_not_be_contiguous() -> None:
+    U, V, batch = random_lists(8, 6, 10, 8)
+    U2, V2, users, items = (torch.stack([x, x], dim=-1)[..., 0] for x in (U, V, batch.users, batch.items))
+    got = cpu.list_gradients(U2, V2, ListBatch(users, items), Objective(2))
+    want = cpu.list_gradients(U, V, batch, Objective(2))
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("n", [8, PAIRWISE_MAX + 60])
+def test_a_bad_score_shows_in_the_loss(bad: float, n: int) -> None:
+    U, V, batch = random_lists(9, 3, n, 4)
+    item = batch.items[1, n // 2]
+    V[item.long(), 2] = bad
+    got = cpu.list_gradients(U, V, batch, Objective(2, mse=True))
+    hit = (batch.items == item).any(1)
+    for x in (got.hinge, got.drm, got.mse, got.loss, got.g, got.user_grad):
+        assert x[hit].isnan().all()
+        assert x[~hit].isfinite().all()
+
+
+def test_results_do_not_depend_on_threads_or_batches() -> None:
+    U, V, (users, items, _) = random_lists(10, 300, 48, 64)
+    objective, runs = Objective(3, score="l2"), []
+    for count in THREAD_COUNTS:
+        numba.set_num_threads(count)
+        runs.append(cpu.list_gradients(U, V, ListBatch(users, items), objective))
+    halves = [cpu.list_gradients(U, V, ListBatch(users[i:j], items[i:j]), objective) for i, j in [(0, 77), (77, 300)]]
+    for x, y, start, end in zip(*runs, *halves, strict=True):
+        assert torch.equal(x, y)
+        assert torch.equal(x, torch.cat([start, end]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda U, V, u, i: (U.double(), V, u, i), "list_gradients: U must be float32, got float64"),
+        (lambda U, V, u, i: (U, V[:, :3], u, i), r"list_gradients: V must have shape \[any, 4\], got \[20, 3\]"),
+        (lambda U, V, u, i: (U, V, u.long(), i), "list_gradients: users must be int32, got int64"),
+        (lambda U, V, u, i: (U, V, u, i[:2]), r"list_gradients: items must have shape \[3, any\], got \[2, 10\]"),
+        (lambda U, V, u, i: (U, V, u + 7, i), r"list_gradients: users must be in \[0, 7\)"),
+        (lambda U, V, u, i: (U, V, u, i - 20), r"list_gradients: items must be in \[0, 20\)"),
+        (lambda U, V, u, i: (U, V, u, i[:, :2]), "list_gradients: a list needs more than rho = 2 items"),
+        (lambda U, V, u, i: (U, V, u, i[:, :4]), "list_gradients: k must be at most the list length 4, got 5"),
+        (lambda U, V, u, i: (U.to("meta"), V, u, i), "list_gradients: U must be on the CPU, got device meta"),
+    ],
+)
+def test_bad_arguments(change: Callable[..., tuple[Any, ...]], message: str) -> None:
+    U, V, batch = random_lists(11, 3, 10, 4)
+    U, V, users, items = change(U, V, batch.users, batch.items)
+    with pytest.raises(InputError, match=message):
+        cpu.list_gradients(U, V, ListBatch(users, items), Objective(2, k=5))
