@@ -173,9 +173,7 @@ def peaks(size: Sizes, quick: bool) -> list[Row]:
 def fma_rounds(rounds, queries, panel, per_item, per_query, offset, hits):  # type: ignore[no-untyped-def]
     """Run the micro-kernel of top-K `rounds` times on the same tile."""
     for _ in range(rounds):
-        filter_panel(  # type: ignore[call-arg]  # an intrinsic: Numba supplies the first argument
-            queries, 0, DEPTH, panel, 0, per_item, per_item, offset, per_query, per_query, hits
-        )
+        filter_panel(queries, 0, DEPTH, panel, 0, per_item, per_item, offset, per_query, per_query, hits)
 
 
 # --------------------------------------------------------------------------------------------------- comparisons

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from drm_triton.kernels.cpu.runtime.numba_private import max_threads
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, SharedNegatives
 
 EPS = 2.0**-23
-THREAD_COUNTS = (1, min(2, numba.config.NUMBA_NUM_THREADS))
+THREAD_COUNTS = (1, min(2, max_threads()))
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def restore_threads() -> Iterator[None]:
 @pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
 def n_threads(request: pytest.FixtureRequest) -> None:
     """Run the test on one thread and on two."""
-    if request.param > numba.config.NUMBA_NUM_THREADS:
+    if request.param > max_threads():
         pytest.skip("needs two cores")
     numba.set_num_threads(request.param)
 

@@ -1,6 +1,7 @@
 """List gradients on the CPU against the float64 reference, for lists with their own negatives."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import numba
@@ -31,7 +32,7 @@ def assert_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objectiv
     error = 4 * EPS * (n**0.5 + (4 * objective.K * size / objective.tau if objective.drm else 0))
     for name, x, y in zip(got._fields, got, want, strict=True):
         bound = (8 * EPS if name == "scores" else error) * max(y.abs().max().item(), EPS)
-        torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=partial("{}: {}".format, name))
 
 
 @pytest.mark.parametrize("n", [*range(2, 71), 100, 256, 1000])

@@ -1,5 +1,6 @@
 """Lists that share negatives against the float64 reference, which reads every list alone."""
 
+from functools import partial
 from typing import get_args
 
 import numba
@@ -23,7 +24,7 @@ def assert_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objectiv
     want = reference.list_gradients(U.double(), V.double(), ListBatch(batch.users, batch.items), objective)
     for name, x, y in zip(got._fields, got, want, strict=True):
         bound = 64 * EPS * batch.items.shape[1] ** 0.5 * max(y.abs().max().item(), 1)
-        torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=partial("{}: {}".format, name))
     return got.g
 
 
