@@ -19,10 +19,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
       drm-triton doctor --json > doctor.json
     """
+    from drm_triton.cli.messages import FlagReporter
     from drm_triton.doctor import examine
-    from drm_triton.progress import Reporter
 
-    with Reporter(quiet=as_json).step("check the installation (the first time compiles kernels)"):
+    with FlagReporter(quiet=as_json).step("check the installation (the first time compiles kernels)"):
         report = examine()
     print(json.dumps(report, ensure_ascii=False) if as_json else format_report(report))
     if not report["ok"]:

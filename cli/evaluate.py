@@ -47,10 +47,10 @@ def evaluate(
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
     """
+    from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
     from drm_triton.errors import InputError
     from drm_triton.model import DRM
-    from drm_triton.progress import Reporter
     from drm_triton.ranking.evaluate import by_activity as grouped
     from drm_triton.ranking.evaluate import evaluate as measure
     from drm_triton.ranking.evaluate import factor_ranker, popularity_ranker
@@ -73,7 +73,7 @@ def evaluate(
     seen = data.train.union(data.valid) if on == "test" else data.train
 
     backend, _ = model.backend()
-    reporter = Reporter(quiet=quiet or as_json)
+    reporter = FlagReporter(quiet=quiet or as_json)
     with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
         ranker = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score)
         result = measure(

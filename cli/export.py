@@ -33,12 +33,12 @@ def export(
 
       drm-triton export runs/melon --to faiss melon-index --overwrite
     """
+    from drm_triton.cli.messages import FlagReporter
     from drm_triton.export import GOOD_RECALL
     from drm_triton.export import export as write
     from drm_triton.model import DRM
-    from drm_triton.progress import Reporter
 
-    manifest = write(DRM.load(run), directory, to, overwrite, Reporter(quiet=quiet or as_json))
+    manifest = write(DRM.load(run), directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
     recall = {name: value for name, value in manifest.items() if name.startswith("recall@")}
     if as_json:
         print(json.dumps(manifest, ensure_ascii=False))

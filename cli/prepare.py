@@ -118,13 +118,13 @@ def prepare(
       drm-triton prepare ml-100k --download --min-user 5
     """
     from drm_triton.cli.info import describe, summary
+    from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import data_dir
     from drm_triton.data.prepare import pipeline
     from drm_triton.data.prepare.build import BuildOptions
     from drm_triton.data.prepare.raw import FileFormat
     from drm_triton.data.prepare.sources import find_source
     from drm_triton.data.prepare.synthetic import Shape
-    from drm_triton.progress import Reporter
 
     if list_sources:
         _print_sources(as_json)
@@ -132,7 +132,7 @@ def prepare(
     if source is None:
         raise InputError("prepare needs a source: `drm-triton prepare --list` prints them")
     chosen = find_source(source)
-    report = Reporter(quiet)
+    report = FlagReporter(quiet)
     options = BuildOptions(
         min_rating=chosen.min_rating if min_rating is None else min_rating,
         min_user=chosen.min_user if min_user is None else min_user,

@@ -56,10 +56,10 @@ def report(
 
       drm-triton report model --dataset data/melon --out reports/model
     """
+    from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
-    from drm_triton.progress import Reporter
     from drm_triton.report import write_report
 
     paths = [find_dataset(name) for name in datasets or ()]
-    page = write_report(runs, out, paths, on, users, k, overwrite, Reporter(quiet=quiet))
+    page = write_report(runs, out, paths, on, users, k, overwrite, FlagReporter(quiet=quiet))
     print(f"wrote {page} ({page.stat().st_size / 1000:,.0f} kB)")

@@ -1,7 +1,6 @@
 """`train` and `evaluate` from the command line."""
 
 import json
-import math
 from pathlib import Path
 
 import polars as pl
@@ -203,9 +202,9 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
         members = per_user.filter(pl.col("n_train").is_between(group["min_train"], group["max_train"]))
         assert len(members) == group["users"]
         assert group.keys() == {"users", "min_train", "max_train", *(name for name in per_user.columns if "@" in name)}
-        assert all(math.isclose(group[name], members[name].mean()) for name in group if "@" in name)
+        assert all(group[name] == pytest.approx(members[name].mean()) for name in group if "@" in name)
     assert per_user["user"].str.starts_with("u").all()
-    assert math.isclose(per_user["ndcg@5"].mean(), means["ndcg@5"])
+    assert means["ndcg@5"] == pytest.approx(per_user["ndcg@5"].mean())
     assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
     assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
@@ -213,7 +212,7 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00"])
-def test_a_damaged_env_json_is_told(run: Path, stored: Path, text: str) -> None:
+def test_a_damaged_env_json_is_reported(run: Path, stored: Path, text: str) -> None:
     file = run / "env.json"
     whole = file.read_text()
     try:

@@ -16,7 +16,7 @@ from drm_triton.errors import InputError
 from drm_triton.training.tune import SPACE, Study, draws, tune
 
 TINY: dict[str, Any] = {"factors": 4, "epochs": 2, "init": "normal"}
-FEW = {"lr": [0.1, 0.2, 0.4], "tau": [0.5, 1.0], "score": ["dot", "l2"]}
+FEW: dict[str, list[Any]] = {"lr": [0.1, 0.2, 0.4], "tau": [0.5, 1.0], "score": ["dot", "l2"]}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,8 @@ def test_the_best_is_the_best_on_validation_and_not_below_the_defaults(six: Stud
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
-def test_best_toml_trains_the_model_that_was_judged(schedule: str, data: Dataset, tmp_path: Path) -> None:
-    options = {"factors": 16, "epochs": 15, "init": "normal", "schedule": schedule}
+def test_best_toml_trains_the_model_that_was_evaluated(schedule: str, data: Dataset, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"factors": 16, "epochs": 15, "init": "normal", "schedule": schedule}
     study = tune(data, tmp_path, 2, space={"batch_size": [64]}, **options)
     best = study.best
     assert best is not None
