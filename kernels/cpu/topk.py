@@ -5,7 +5,9 @@ query's threshold, its k-th best score so far. Only items above it are scored ex
 beyond the packed items is a heap of k keys for each query in progress.
 
 A first pass over one panel in SAMPLE_STRIDE gives a threshold that about 3 k of all items pass. If fewer than k pass in
-the end, the query is repeated without it.
+the end, the query is repeated without it. Its gain depends on the order of the items: on one thread with AVX2 (2048
+queries, 28,800 items, d = 64, random factors) `top_k` took 148 ms with it and 144 ms without at k = 50, 128 and 108 ms
+at k = 10.
 """
 
 import math

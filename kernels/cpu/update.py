@@ -13,6 +13,10 @@ the table: all threads distribute them to buckets by the high bits of the row, t
 low bits and updates the rows. The summands of a row are added in their order, so the bits of the result depend neither
 on the number of threads nor on the buckets.
 
+Measured on one thread with AVX2 (rho = 1, eta = 45, d = 64, 2048 lists in groups of 32): the update takes 1.9 ms with
+shared negatives summed first and 3.6 ms without. Distributing 98,304 rows to buckets takes 0.4 ms, where a stable
+argsort of NumPy takes 3.1 ms.
+
 Cost: per summand 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written.
 """
 
