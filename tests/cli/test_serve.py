@@ -20,8 +20,7 @@ from drm_triton import DRM, Dataset
 from drm_triton.cli.serve import _announce
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.serving.app import MAX_BODY
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import HANG, call, environment, run_python
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(*arguments: object) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "drm_triton", "serve", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
@@ -53,12 +52,12 @@ def port(saved: Path) -> Iterator[int]:
         yield first_lines(service)[0]
     finally:
         service.terminate()
-        assert service.communicate(timeout=60)[1] == ""  # no request made it print an error
+        assert service.communicate(timeout=HANG)[1] == ""  # no request made it print an error
     assert service.returncode == 0
 
 
 def request(port: int, method: str, target: str, body: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     sent = None if body is None else json.dumps(body)
     connection.request(method, target, sent, {"Content-Type": "application/json"} if sent else {})
     answer = connection.getresponse()
@@ -94,7 +93,7 @@ def test_every_operation_responds(saved: Path, port: int) -> None:
 
 
 def test_head_on_a_kept_connection(port: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     connection.request("HEAD", "/health")
     head = connection.getresponse()
     assert (head.status, head.read()) == (200, b"")
@@ -117,12 +116,12 @@ def received(connection: socket.socket) -> bytes:
 
 def test_a_body_too_large_is_refused_before_it_is_read(port: int) -> None:
     head = "POST /recommendations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG) as connection:
         connection.sendall(f"{head}Content-Length: {MAX_BODY + 1}\r\n\r\n".encode())
         answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b'"error":"too large"' in answer
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG) as connection:
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         for _ in range(MAX_BODY // 65536):
             connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
@@ -138,22 +137,21 @@ def test_clean_shutdown(saved: Path, number: int) -> None:
     port, lines = first_lines(service)
     assert lines[0].startswith(f"serving {saved} at ")
     target = lines[1].split(f"try: curl 'http://127.0.0.1:{port}")[1].rstrip("'\n")
-    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=60)  # stays open and must not delay the shutdown
+    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)  # stays open and must not delay the shutdown
     idle.request("GET", target)
     answer = idle.getresponse()
     assert (answer.status, len(json.loads(answer.read())["items"])) == (200, 10)
     os.kill(service.pid, number)
-    assert service.communicate(timeout=60) == ("", "")
+    assert service.communicate(timeout=HANG) == ("", "")
     assert service.returncode == 0
     idle.close()
 
 
 def failed_start(*arguments: object) -> tuple[int, str]:
-    service = start(*arguments)
-    out, err = service.communicate(timeout=120)
+    code, out, err = call("serve", *arguments)
     assert out == ""
     assert "Traceback" not in err
-    return service.returncode, err
+    return code, err
 
 
 def test_a_port_in_use(saved: Path, port: int) -> None:
@@ -181,7 +179,7 @@ def test_without_the_extra(saved: Path) -> None:
         "import sys; sys.modules['fastapi'] = None; sys.argv = ['drm-triton', 'serve', sys.argv[1]]\n"
         "from drm_triton.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(saved)], cwd=ROOT, capture_output=True, text=True)
+    done = run_python("-c", code, saved)
     assert (done.returncode, done.stderr) == (2, "error: serve needs fastapi: pip install 'drm-triton[serve]'\n")
 
 
