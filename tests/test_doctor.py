@@ -143,8 +143,10 @@ def test_a_failed_self_test_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = f"import time; print('{doctor.PREFIX}{{\"a\": 1}}', flush=True); time.sleep(60)"
-    monkeypatch.setattr(doctor, "CHILD", code)
+    def hang(command: list[str], timeout: float, **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout, output=f'{doctor.PREFIX}{{"a": 1}}\n'.encode())
+
+    monkeypatch.setattr(subprocess, "run", hang)
     monkeypatch.setattr(doctor, "TIMEOUT", 1)
     assert doctor._run_child("inspect", "") == {"a": 1, "status": "failed", "reason": "no result after 1 s"}
 

@@ -183,8 +183,8 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(
     begun = tmp_path / "begun"
     batches = []
     DRM(**OPTIONS).fit(data, [lambda end: True], run=begun, on_batch=lambda state, n_lists: batches.append(state.step))
-    # Early and late in an epoch, and before every change of files in the save at its end.
-    moments = [1, len(batches) // 2, *range(len(batches), len(batches) + 13)]
+    # Early in an epoch, at its end, and before every other change of files in the save that follows.
+    moments = [1, *range(len(batches), len(batches) + 13, 2)]
     done = run_python("-c", KILLS, stored, begun, tmp_path, json.dumps(OPTIONS), json.dumps(moments))
     assert done.stdout.splitlines() == [f"{-signal.SIGKILL} 0"] * len(moments), done.stderr
     for moment in moments:
