@@ -38,11 +38,11 @@ def test_ranking_makes_no_matrix_of_users_and_items() -> None:
     code = """
 import resource, torch
 from drm_triton.kernels import get_backend
-ops = get_backend("cpu")
+backend = get_backend("cpu")
 U, V = torch.randn(4096, 4), torch.randn(300_000, 4)
-ops.top_k(U[:8], V[:64], 10, "dot", None)  # compiled
+backend.top_k(U[:8], backend.pack_items(V[:64], "dot"), 10)  # compiled
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-items, _ = ops.top_k(U, V, 50, "dot", None)
+items, _ = backend.top_k(U, backend.pack_items(V, "dot"), 50)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
     if sys.platform != "linux":
@@ -143,7 +143,8 @@ from llvmlite.binding import get_host_cpu_features
 from drm_triton.kernels import reference
 from drm_triton.kernels.cpu import topk
 U, V = torch.randn(9, 5), torch.randn(70, 5)
-assert torch.equal(topk.top_k(U, V, 10, "dot")[0], reference.top_k(U, V, 10, "dot")[0])
+ranking = topk.top_k(U, topk.pack_items(V, "dot"), 10)[0]
+assert torch.equal(ranking, reference.top_k(U, reference.pack_items(V, "dot"), 10)[0])
 code = "".join(topk.rank_blocks.inspect_asm().values())
 print(len(code) > 1000, get_host_cpu_features().get("avx", False), bool(re.search("[yz]mm[0-9]", code)))
 """
@@ -196,5 +197,5 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(arguments: list[str
 
 
 def test_a_mistyped_option_in_python_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(InputError, match="did you mean 'factors'"):
+    with pytest.raises(InputError, match="did you mean `factors`"):
         DRM(facters=8)  # type: ignore[call-arg]
