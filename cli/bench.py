@@ -18,17 +18,18 @@ def kernels(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Sections, comma-separated: peaks, drm, step, topk, scaling, compilation.", show_default="all"
+            help="Sections to run, separated by commas: peaks, drm, step, topk, scaling, compilation.",
+            show_default="all",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer sizes, with fewer repeats.")] = False,
     users: Annotated[int, typer.Option(help="Number of users.")] = 15_500,
     items: Annotated[int, typer.Option(help="Number of items.")] = 28_800,
-    rho: Annotated[int, typer.Option(help="Positives in a list.")] = 3,
-    eta: Annotated[int, typer.Option(help="Negatives in a list.")] = 45,
-    factors: Annotated[int, typer.Option(help="Number of factors d.")] = 64,
-    batch: Annotated[int, typer.Option(help="Lists in a training step, a multiple of 32.")] = 4096,
-    out: Annotated[Path, typer.Option(help="Folder to write kernels.csv, kernels.json and plots.")] = Path(
+    rho: Annotated[int, typer.Option(help="Number of positives in a list.")] = 3,
+    eta: Annotated[int, typer.Option(help="Number of negatives in a list.")] = 45,
+    factors: Annotated[int, typer.Option(help="Length of the vectors, d.")] = 64,
+    batch: Annotated[int, typer.Option(help="Number of lists in a training step. Must be a multiple of 32.")] = 4096,
+    out: Annotated[Path, typer.Option(help="Directory for kernels.csv, kernels.json and plots.")] = Path(
         "bench-results"
     ),
 ) -> None:

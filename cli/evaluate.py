@@ -14,30 +14,34 @@ from drm_triton.cli.complete import RunArgument
 def evaluate(
     run: RunArgument,
     on: Annotated[str, typer.Option(help="Split part to measure on: valid or test.")] = "test",
-    k: Annotated[str, typer.Option("--k", help="Cut-offs, separated by commas.")] = "10,50",
+    k: Annotated[str, typer.Option("--k", help="Cut-offs K of the metrics, separated by commas.")] = "10,50",
     dataset: Annotated[
         str | None,
         typer.Option(
             "--dataset",
             "-d",
-            help=r"Prepared data set \[the one of the run].",
+            help=r"Prepared data set. \[the data set of the run]",
             show_default=False,
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: Annotated[int, typer.Option(help="Minimum number of training items of a user.")] = 5,
+    min_train: Annotated[int, typer.Option(help="Leave out users with fewer training items than this.")] = 5,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
     by_activity: Annotated[
-        bool, typer.Option("--by-activity", help="Also print metrics by user activity, and plot them in RUN.")
+        bool,
+        typer.Option(
+            "--by-activity",
+            help="Also print metrics for groups of users by number of training items, and plot them in RUN.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
     """Rank all unseen items for every user and compare the ranking with the held-out items.
 
-    A user's training items are excluded from the ranking, and for --on test the validation items too.
+    A user's training items are left out of the ranking. With --on test, the validation items are left out too.
 
     Examples:
 

@@ -15,15 +15,20 @@ Format = Literal["npz", "parquet", "faiss", "hnswlib"]
 def export(
     run: RunArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)],
-    to: Annotated[Format, typer.Option(help="Format: arrays, tables, or an index to search.")] = "npz",
+    to: Annotated[
+        Format, typer.Option(help="Format: NumPy arrays, Parquet tables, or a search index of Faiss or hnswlib.")
+    ] = "npz",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
     """Write user and item factors, with the ids of your data, for other programs.
 
-    npz and parquet contain the factors. faiss and hnswlib also contain a search index over the items, by inner product
-    or distance depending on the score. Its recall against exact search is measured. export.json says how to query it.
+    npz and parquet contain the factors of users and items. faiss and hnswlib
+    contain a search index over the items, and the factors of the users. The
+    index searches by inner product for dot scores and by distance for l2
+    scores. Its recall is measured: the fraction of the exact best items that
+    it finds. export.json says how to query the export.
 
     Examples:
 

@@ -23,7 +23,7 @@ def info(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
-    """Print the statistics of a data set, beside those of the paper if the paper uses it.
+    """Print the statistics of a data set, and those published in the paper if it uses the data set.
 
     Examples:
 

@@ -21,7 +21,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 FormatOption = Annotated[
     Format | None,
-    typer.Option("--format", help=r"Output format \[extension of --out, else table].", show_default=False),
+    typer.Option("--format", help=r"Output format. \[extension of --out, else table]", show_default=False),
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.", show_default=False)

@@ -22,11 +22,13 @@ _MAKING = "Generated and downloaded data"
 def prepare(
     source: Annotated[
         str | None,
-        typer.Argument(help="Source of the data, see --list.", metavar="SOURCE", autocompletion=complete.sources),
+        typer.Argument(
+            help="Kind of data to read. --list shows all sources.", metavar="SOURCE", autocompletion=complete.sources
+        ),
     ] = None,
     raw: Annotated[
         list[str] | None,
-        typer.Option(help="File, glob, directory or zip file to read; may be repeated. (default: data/raw/SOURCE)"),
+        typer.Option(help="File, glob, directory or zip file to read. May be repeated. (default: data/raw/SOURCE)"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output directory. (default: data/SOURCE)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set.")] = False,
@@ -41,51 +43,60 @@ def prepare(
     ] = None,
     min_user: Annotated[
         int | None,
-        typer.Option(help="Keep users with at least this many items, iterated (k-core).", rich_help_panel=_KEEPING),
+        typer.Option(help="Keep users with at least this many items.", rich_help_panel=_KEEPING),
     ] = None,
     min_item: Annotated[
         int | None,
-        typer.Option(help="Keep items with at least this many users, iterated (k-core).", rich_help_panel=_KEEPING),
+        typer.Option(
+            help="Keep items with at least this many users. Both filters are repeated until nothing changes (k-core).",
+            rich_help_panel=_KEEPING,
+        ),
     ] = None,
     split: Annotated[
         SplitName,
         typer.Option(
-            help="Which interactions to hold out. random: any; per-user: any of each user; leave-last: the last two of "
-            "each user; time: the newest; users: all of some users.",
+            help="Which interactions to hold out. random: drawn from all; per-user: drawn from each user; leave-last: "
+            "the last two of each user; time: the newest; users: all interactions of some users.",
             rich_help_panel=_KEEPING,
         ),
     ] = "random",
-    ratios: Annotated[str, typer.Option(help="Shares of train/valid/test.", rich_help_panel=_KEEPING)] = "70/10/20",
+    ratios: Annotated[
+        str, typer.Option(help="Proportions of train/valid/test.", rich_help_panel=_KEEPING)
+    ] = "70/10/20",
     seed: Annotated[int, typer.Option(help="Seed of the split and of generated data.", rich_help_panel=_KEEPING)] = 0,
-    user: Annotated[str | None, typer.Option(help="Column of users.", rich_help_panel=_READING)] = None,
-    item: Annotated[str | None, typer.Option(help="Column of items.", rich_help_panel=_READING)] = None,
+    user: Annotated[str | None, typer.Option(help="Name of the user column.", rich_help_panel=_READING)] = None,
+    item: Annotated[str | None, typer.Option(help="Name of the item column.", rich_help_panel=_READING)] = None,
     rating: Annotated[
-        str | None, typer.Option(help="Column of ratings; '' ignores them.", rich_help_panel=_READING)
+        str | None, typer.Option(help="Name of the rating column. '' ignores ratings.", rich_help_panel=_READING)
     ] = None,
-    timestamp: Annotated[str | None, typer.Option(help="Column of times.", rich_help_panel=_READING)] = None,
+    timestamp: Annotated[str | None, typer.Option(help="Name of the time column.", rich_help_panel=_READING)] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Columns of a file without header, in order: user,item,rating,timestamp; other names are skipped.",
+            help="Columns of a file without a header, such as user,item,rating,timestamp. Other names are skipped.",
             rich_help_panel=_READING,
         ),
     ] = None,
     separator: Annotated[
         str | None,
-        typer.Option(help="Separator: tab, comma, space, or any text such as '::'.", rich_help_panel=_READING),
+        typer.Option(
+            help="Separator of columns: tab, comma, space, or any text such as '::'.", rich_help_panel=_READING
+        ),
     ] = None,
     encoding: Annotated[
         str | None, typer.Option(help="Encoding of text files that are not UTF-8.", rich_help_panel=_READING)
     ] = None,
     leading: Annotated[
         Leading | None,
-        typer.Option(help="First field of a line of source lists. (default: user)", rich_help_panel=_READING),
+        typer.Option(
+            help="For source lists: what the first field of a line is. (default: user)", rich_help_panel=_READING
+        ),
     ] = None,
     titles: Annotated[
-        str | None, typer.Option(help="File with item ids and titles, for source table.", rich_help_panel=_READING)
+        str | None, typer.Option(help="For source table: file with item ids and titles.", rich_help_panel=_READING)
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Download the source's file first.", rich_help_panel=_MAKING)
+        bool, typer.Option("--download", help="First download the files of the source.", rich_help_panel=_MAKING)
     ] = False,
     synthetic: Annotated[
         bool,
@@ -94,17 +105,19 @@ def prepare(
         ),
     ] = False,
     scale: Annotated[
-        float | None, typer.Option(help="Size of --synthetic, relative to Melon. (default: 1)", rich_help_panel=_MAKING)
+        float | None,
+        typer.Option(help="With --synthetic: size relative to Melon. (default: 1)", rich_help_panel=_MAKING),
     ] = None,
     users: Annotated[
-        int | None, typer.Option(help="Number of users of source synthetic. (default: 1,000)", rich_help_panel=_MAKING)
+        int | None,
+        typer.Option(help="For source synthetic: number of users. (default: 1,000)", rich_help_panel=_MAKING),
     ] = None,
     items: Annotated[
-        int | None, typer.Option(help="Number of items of source synthetic. (default: 500)", rich_help_panel=_MAKING)
+        int | None, typer.Option(help="For source synthetic: number of items. (default: 500)", rich_help_panel=_MAKING)
     ] = None,
     interactions: Annotated[
         int | None,
-        typer.Option(help="Number of interactions of source synthetic. (default: 20,000)", rich_help_panel=_MAKING),
+        typer.Option(help="For source synthetic: number of interactions. (default: 20,000)", rich_help_panel=_MAKING),
     ] = None,
 ) -> None:
     """Prepare a data set from raw files: read, filter, encode, split, store.

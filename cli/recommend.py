@@ -24,7 +24,7 @@ def recommend(
         typer.Option("--user", "-u", help="Id of a user. May be repeated.", show_default=False),
     ] = None,
     users: Annotated[Path | None, typer.Option(help="File with one user id per line.", show_default=False)] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="All users of the training data.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Recommend for all users of the training data.")] = False,
     liked: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,8 +35,8 @@ def recommend(
     history: Annotated[
         Path | None,
         typer.Option(
-            help="File of items that new users like: a CSV, TSV or Parquet table with columns user and item, or a text "
-            "file with the item ids of one user per line.",
+            help="File with the items that new users like: a CSV, TSV or Parquet table with columns user and item, or "
+            "a text file with the item ids of one user per line.",
             show_default=False,
         ),
     ] = None,

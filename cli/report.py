@@ -18,13 +18,13 @@ def report(
             autocompletion=complete.runs,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Directory to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory to create.", show_default=False)],
     datasets: Annotated[
         list[str] | None,
         typer.Option(
             "--dataset",
             "-d",
-            help="Prepared data, if it is no longer at the path recorded in a run. Can be repeated.",
+            help="Prepared data set, if it is no longer at the path recorded in a run. May be repeated.",
             show_default=False,
             autocompletion=complete.datasets,
         ),
@@ -32,13 +32,13 @@ def report(
     on: Annotated[
         Literal["valid", "test"] | None,
         typer.Option(
-            help="Held-out part to evaluate on. Default: test, or valid if there is no test part.", show_default=False
+            help="Split part to measure on. Default: test, or valid if there is no test part.", show_default=False
         ),
     ] = None,
     users: Annotated[
         int, typer.Option(help="Number of users to show, from the least to the most active.", min=0, max=1000)
     ] = 50,
-    k: Annotated[int, typer.Option("--k", help="Number of items to recommend to each of them.", min=1, max=100)] = 10,
+    k: Annotated[int, typer.Option("--k", help="Number of items to recommend to each user.", min=1, max=100)] = 10,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:

@@ -22,16 +22,16 @@ def serve(
     run: RunArgument,
     host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 listens on all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes any free port.")] = 8000,
-    max_k: Annotated[int, typer.Option(min=1, help="Largest k of a request.")] = 100,
+    max_k: Annotated[int, typer.Option(min=1, help="Largest k that a request may have.")] = 100,
     max_liked: Annotated[int, typer.Option(min=1, help="Largest number of liked items in a request.")] = 1000,
 ) -> None:
-    """Serve recommendations over HTTP, in JSON. This needs the extra "serve" of the package.
+    """Serve recommendations over HTTP, as JSON. This needs the extra "serve" of the package.
 
-    GET /recommendations?user=ID&k=10 is for a user of the training data.
+    GET /recommendations?user=ID&k=10 returns items for a user of the training data.
 
-    POST /recommendations is for a new user, by the items that the user likes.
+    POST /recommendations returns items for a new user, who is described by liked items.
 
-    GET /similar?item=ID returns similar items, GET /health the model. /openapi.json describes all paths.
+    GET /similar?item=ID returns similar items. GET /health describes the model, GET /openapi.json all requests.
 
     There is no authentication.
 

@@ -19,7 +19,7 @@ def similar(
         list[str] | None,
         typer.Option("--user", "-u", help="Id of a user. May be repeated.", show_default=False),
     ] = None,
-    k: Annotated[int, typer.Option("--k", "-k", help="Number of similar items or users for each.")] = 10,
+    k: Annotated[int, typer.Option("--k", "-k", help="Number of similar items or users to print for each.")] = 10,
     form: FormatOption = None,
     out: OutOption = None,
 ) -> None:

@@ -30,7 +30,7 @@ def train(
     dataset: Annotated[
         str | None,
         option(
-            "Prepared data: a name under the data directory, or a path.",
+            "Prepared data set: a directory, or a name under data/.",
             FILES,
             "--dataset",
             "-d",
@@ -44,7 +44,7 @@ def train(
         bool,
         option("Print the configuration, the memory estimate and the sizes of the data, and exit.", FILES, "--dry-run"),
     ] = False,
-    quiet: Annotated[bool, option("Print no progress.", FILES, "--quiet", "-q")] = False,
+    quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
     **options: Any,
 ) -> None:

@@ -28,7 +28,7 @@ def tune(
     dataset: Annotated[
         str | None,
         option(
-            "Prepared data: a name under the data directory, or a path.",
+            "Prepared data set: a directory, or a name under data/.",
             FILES,
             "--dataset",
             "-d",
@@ -37,24 +37,24 @@ def tune(
     ] = None,
     study: Annotated[Path | None, option("Directory of the study. [studies/<dataset>]", FILES)] = None,
     config: Annotated[Path | None, option("TOML file with options to fix. Flags override it.", FILES)] = None,
-    quiet: Annotated[bool, option("Print no progress.", FILES, "--quiet", "-q")] = False,
+    quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
     trials: Annotated[
-        int, typer.Option(min=1, help="Total number of trials, with finished trials included.", rich_help_panel=SEARCH)
+        int, typer.Option(min=1, help="Total number of trials, including finished ones.", rich_help_panel=SEARCH)
     ] = 20,
-    seconds: Annotated[float | None, option("Start no trial after this number of seconds.", SEARCH)] = None,
+    seconds: Annotated[float | None, option("Start no new trial after this number of seconds.", SEARCH)] = None,
     monitor: Annotated[
         str | None, option(f"Validation metric to maximise. [{TrainConfig.monitor}]", SEARCH, "--metric")
     ] = None,
     seed: Annotated[
-        int | None, option(f"Seed of the random points and of every training. [{TrainConfig.seed}]", SEARCH)
+        int | None, option(f"Seed of the random search and of every trial. [{TrainConfig.seed}]", SEARCH)
     ] = None,
     space: Annotated[
-        Path | None, option("TOML file with another search space: option = list of values.", SEARCH)
+        Path | None, option("TOML file with another search space, in lines such as rho = [1, 2, 3].", SEARCH)
     ] = None,
     **options: Any,
 ) -> None:
-    """Search the training options for a data set with random trials.
+    """Search for good training options with random trials.
 
     Each trial is trained on the training part and evaluated on the validation
     part. Trial 0 uses the defaults. Options given here or in --config are

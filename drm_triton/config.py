@@ -63,15 +63,22 @@ class TrainConfig:
         64, "Length of the user and item vectors, d.", MODEL, least=1, most=MAX_INT32, paper=(16, 32, 64, 128)
     )
     init: Init = option(
-        "spectral", "Initial factors: a spectral embedding of the interactions, or random normal numbers.", MODEL
+        "spectral",
+        "Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).",
+        MODEL,
     )
 
     rho: int = option(
-        1, "Positive items in a training list: items of its user.", LISTS, least=1, most=MAX_INT32, paper=("1 to 5",)
+        1,
+        "Number of positives in a training list: items that its user has.",
+        LISTS,
+        least=1,
+        most=MAX_INT32,
+        paper=("1 to 5",),
     )
     eta: int | None = option(
         None,
-        "Negative items in a training list: items that its user does not have.",
+        "Number of negatives in a training list: items that its user does not have.",
         LISTS,
         least=1,
         most=MAX_INT32,
@@ -80,20 +87,20 @@ class TrainConfig:
     )
     share: int = option(
         32,
-        "Consecutive lists that share one draw of negative items. 1 draws for each list.",
+        "Number of consecutive lists that use the same negatives. 1 draws negatives for each list.",
         LISTS,
         least=1,
         most=MAX_INT32,
         paper=(1,),
     )
     user_sampling: UserSampling = option(
-        "proportional", "How often a user is drawn: in proportion to its interactions, or as often as any other.", LISTS
+        "proportional", "How users are drawn: in proportion to their number of interactions, or uniformly.", LISTS
     )
 
-    objective: ObjectiveName = option("hinge+drm", "Terms of the loss.", LOSS)
+    objective: ObjectiveName = option("hinge+drm", "Parts of the loss.", LOSS)
     k: int | None = option(
         None,
-        "Cut-off K of the relaxed metric. At most `rho` + `eta`.",
+        "Number of ranks that count as the top in the DRM part. At most `rho` + `eta`.",
         LOSS,
         least=1,
         most=MAX_INT32,
@@ -102,28 +109,28 @@ class TrainConfig:
     )
     tau: float = option(
         0.5,
-        "Temperature of the relaxed sort. Lower is closer to a hard sort.",
+        "Temperature of the relaxed sort. Lower values are closer to a hard ranking.",
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
         paper=(0.1, 0.3, 0.5, 1, 3, 10),
     )
-    lam: float = option(10.0, "Weight of the DRM term.", LOSS, least=0, paper=(0.1, 0.5, 1, 2, 3, 5))
-    weight: Weight = option("uniform", "Weights of the ranks in the relaxed metric.", LOSS)
-    margin: float = option(1.0, "Margin of the hinge term.", LOSS)
+    lam: float = option(10.0, "Weight of the DRM part of the loss.", LOSS, least=0, paper=(0.1, 0.5, 1, 2, 3, 5))
+    weight: Weight = option("uniform", "How much each rank counts in the DRM part.", LOSS)
+    margin: float = option(1.0, "By how much a positive should score above a negative, in the hinge part.", LOSS)
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
     )
     cov_every: int = option(
         10,
-        "Steps between covariance gradients. Each gradient is multiplied by this number.",
+        "Number of steps between covariance gradients. Each gradient is multiplied by this number.",
         LOSS,
         least=1,
         most=MAX_INT32,
     )
     cov_form: CovForm = option(
         "decorrelate",
-        "Covariance term: decorrelate the factors, or the formula as printed in the paper.",
+        "Formula of the covariance regularisation: decorrelate the factors, or as printed in the paper.",
         LOSS,
         paper=("printed",),
     )
@@ -132,25 +139,30 @@ class TrainConfig:
         0.2, "Learning rate of Adagrad.", TRAINING, positive=True, most=MAX_FLOAT32, paper=("1e-4 to 0.1",)
     )
     schedule: Schedule = option(
-        "linear", "Learning rate over the epochs: a linear decrease to 0, or constant.", TRAINING, paper=("constant",)
+        "linear", "Learning rate over the epochs: linear decrease to 0, or constant.", TRAINING, paper=("constant",)
     )
     batch_size: int = option(
-        2048, "Lists in a step. A multiple of `share`.", TRAINING, least=1, most=MAX_INT32, paper=(1,)
+        2048,
+        "Number of lists in a training step. Must be a multiple of `share`.",
+        TRAINING,
+        least=1,
+        most=MAX_INT32,
+        paper=(1,),
     )
-    epochs: int = option(20, "Passes over the interactions.", TRAINING, least=1, most=MAX_INT32)
+    epochs: int = option(20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32)
     seed: int = option(
         0,
-        "Seed of every random number. The same seed gives the same model, bit by bit.",
+        "Seed of all random numbers. The same seed gives the same model, bit for bit.",
         TRAINING,
         least=0,
         most=MAX_SEED,
     )
-    fit_on: FitOn = option("train", "Parts of the data set to train on.", TRAINING)
+    fit_on: FitOn = option("train", "Split parts to train on.", TRAINING)
     backend: BackendChoice = option(
-        "auto", "Implementation of the kernels. auto is triton with a GPU and cpu without.", TRAINING
+        "auto", "Implementation of the kernels. auto uses triton if there is a GPU, and cpu otherwise.", TRAINING
     )
-    threads: int | None = option(None, "CPU threads.", TRAINING, least=1, most=MAX_INT32, unset="all cores")
-    eval_every: int = option(1, "Epochs between validations. 0 disables validation.", TRAINING, least=0)
+    threads: int | None = option(None, "Number of CPU threads.", TRAINING, least=1, most=MAX_INT32, unset="all cores")
+    eval_every: int = option(1, "Number of epochs between validations. 0 disables validation.", TRAINING, least=0)
     patience: int = option(
         0, "Stop after this many validations without improvement. 0 disables early stopping.", TRAINING, least=0
     )

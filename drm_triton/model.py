@@ -98,51 +98,51 @@ class DRM:
     factors : int, default 64
         Length of the user and item vectors, d.
     init : {"spectral", "normal"}, default "spectral"
-        Initial factors: a spectral embedding of the interactions, or random normal numbers.
+        Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).
     rho : int, default 1
-        Positive items in a training list: items of its user.
+        Number of positives in a training list: items that its user has.
     eta : int, optional
-        Negative items in a training list: items that its user does not have. Default: 15 rho, at least 45.
+        Number of negatives in a training list: items that its user does not have. Default: 15 rho, at least 45.
     share : int, default 32
-        Consecutive lists that share one draw of negative items. 1 draws for each list.
+        Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"
-        How often a user is drawn: in proportion to its interactions, or as often as any other.
+        How users are drawn: in proportion to their number of interactions, or uniformly.
     objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm"}, default "hinge+drm"
-        Terms of the loss.
+        Parts of the loss.
     k : int, optional
-        Cut-off K of the relaxed metric. At most `rho` + `eta`. Default: rho.
+        Number of ranks that count as the top in the DRM part. At most `rho` + `eta`. Default: rho.
     tau : float, default 0.5
-        Temperature of the relaxed sort. Lower is closer to a hard sort.
+        Temperature of the relaxed sort. Lower values are closer to a hard ranking.
     lam : float, default 10.0
-        Weight of the DRM term.
+        Weight of the DRM part of the loss.
     weight : {"uniform", "precision", "recall", "ndcg", "ap"}, default "uniform"
-        Weights of the ranks in the relaxed metric.
+        How much each rank counts in the DRM part.
     margin : float, default 1.0
-        Margin of the hinge term.
+        By how much a positive should score above a negative, in the hinge part.
     cov : float, default 0.0
         Weight of the covariance regularisation. Needs `score` l2.
     cov_every : int, default 10
-        Steps between covariance gradients. Each gradient is multiplied by this number.
+        Number of steps between covariance gradients. Each gradient is multiplied by this number.
     cov_form : {"decorrelate", "printed"}, default "decorrelate"
-        Covariance term: decorrelate the factors, or the formula as printed in the paper.
+        Formula of the covariance regularisation: decorrelate the factors, or as printed in the paper.
     lr : float, default 0.2
         Learning rate of Adagrad.
     schedule : {"linear", "constant"}, default "linear"
-        Learning rate over the epochs: a linear decrease to 0, or constant.
+        Learning rate over the epochs: linear decrease to 0, or constant.
     batch_size : int, default 2048
-        Lists in a step. A multiple of `share`.
+        Number of lists in a training step. Must be a multiple of `share`.
     epochs : int, default 20
-        Passes over the interactions.
+        Number of passes over the interactions.
     seed : int, default 0
-        Seed of every random number. The same seed gives the same model, bit by bit.
+        Seed of all random numbers. The same seed gives the same model, bit for bit.
     fit_on : {"train", "train+valid", "all"}, default "train"
-        Parts of the data set to train on.
+        Split parts to train on.
     backend : {"auto", "cpu", "triton", "reference"}, default "auto"
-        Implementation of the kernels. auto is triton with a GPU and cpu without.
+        Implementation of the kernels. auto uses triton if there is a GPU, and cpu otherwise.
     threads : int, optional
-        CPU threads. Default: all cores.
+        Number of CPU threads. Default: all cores.
     eval_every : int, default 1
-        Epochs between validations. 0 disables validation.
+        Number of epochs between validations. 0 disables validation.
     patience : int, default 0
         Stop after this many validations without improvement. 0 disables early stopping.
     monitor : str, default "ndcg@10"

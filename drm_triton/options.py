@@ -156,12 +156,13 @@ PAGE = """# Training options
 
 <!-- Written by `python -m drm_triton.options`, from the declarations in `drm_triton/config.py`. -->
 
-These are the options of a training. Give them to `DRM` as keywords, to `drm-triton train` as flags, or write them in a
-TOML file for `--config`. The names are the same everywhere; a flag has hyphens, as in `--batch-size`. There is one
-exception. `lambda` is a Python keyword, so the option is called `lam` in Python.
+These are the options of a training run. Give them to `DRM` as keywords, to `drm-triton train` as flags, or in a TOML
+file for `--config`. The names are the same everywhere, but flags have hyphens, as in `--batch-size`. There is one
+exception: `lambda` is a Python keyword, so the option is called `lam` in Python.
 
 The column "paper" shows the values that [the paper](https://arxiv.org/abs/2008.13141) uses or searches.
-[defaults.md](defaults.md) explains the defaults, and [objective.md](objective.md) the loss.
+[defaults.md](defaults.md) explains the defaults, [objective.md](objective.md) the loss, and the
+[glossary](glossary.md) the words.
 """
 
 

@@ -17,7 +17,7 @@ def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
 
 SYNTHETIC = Source(
     name="synthetic",
-    summary="generated data with planted structure, of any size",
+    summary="generated data with a known structure, of any size",
     origin="generated",
     licence="none needed",
     layout="clustered tastes, Zipf item popularity, log-normal user activity, noise",
