@@ -26,7 +26,7 @@ coverage: setup
 
 # Runs the tests against an installed wheel, in a folder outside the repository.
 test-wheel: setup
-	rm -rf $(OUTSIDE)
+	rm -rf $(OUTSIDE) build
 	$(PYTHON) -m venv $(OUTSIDE)/venv
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(OUTSIDE) .
 	$(OUTSIDE)/venv/bin/python -m pip install --quiet "$$(echo $(OUTSIDE)/*.whl)[test]"
