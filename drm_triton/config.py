@@ -209,11 +209,16 @@ class TrainConfig:
 
         Examples
         --------
-        >>> TrainConfig(factors=32).changed()
+        >>> TrainConfig(factors=32).resolved().changed()
         {'factors': 32}
         """
+        defaults = TrainConfig(rho=self.rho).resolved()  # a model that was saved has explicit `eta` and `k`
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
+        return {
+            name: value
+            for name, (value, default) in values.items()
+            if value != default and (name == "rho" or value != getattr(defaults, name))
+        }
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":

@@ -261,6 +261,8 @@ class DRM:
             raise InputError(
                 f"DRM.fit takes a Dataset, not {type(dataset).__name__}; convert a frame with Dataset.from_frame"
             )
+        if resume and run is None:
+            raise InputError("DRM.fit: `resume` needs `run`, the directory of the run to continue")
         backend, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         warn_if_unvalidated(self.config, dataset)

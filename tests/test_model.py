@@ -61,6 +61,13 @@ def test_repr_shows_what_differs_from_the_defaults() -> None:
     assert repr(DRM(factors=32)) == repr(DRM(TrainConfig(factors=32))) == "DRM(factors=32)"
     assert repr(DRM(lam=3, score="l2")) == "DRM(score='l2', lam=3.0)"
     assert eval(repr(DRM(eta=5, seed=1))).config == TrainConfig(eta=5, seed=1)
+    assert repr(DRM(TrainConfig(rho=4).resolved())) == "DRM(rho=4)"  # as a saved model comes back
+    assert repr(DRM(TrainConfig(rho=4, eta=45, k=2).resolved())) == "DRM(rho=4, eta=45, k=2)"
+
+
+def test_resume_needs_a_run() -> None:
+    with pytest.raises(InputError, match="`resume` needs `run`"):
+        DRM().fit(Dataset.from_csr(([0, 1], [0]), n_items=2), resume=True)
 
 
 @pytest.mark.parametrize(
