@@ -145,7 +145,7 @@ def prepare(
     if source is None:
         raise InputError("prepare needs a source: `drm-triton prepare --list` prints them")
     chosen = find_source(source)
-    report = FlagReporter(quiet)
+    reporter = FlagReporter(quiet)
     options = BuildOptions(
         min_rating=chosen.min_rating if min_rating is None else min_rating,
         min_user=chosen.min_user if min_user is None else min_user,
@@ -173,13 +173,15 @@ def prepare(
         )
     if chosen.name == "synthetic":
         shape = Shape(**DEFAULT_SIZES | given_sizes)
-        data = pipeline.prepare_synthetic(shape, out, options, overwrite, report)
+        data = pipeline.prepare_synthetic(shape, out, options, overwrite, reporter)
     elif synthetic:
         shape = Shape.melon(1.0 if scale is None else scale)
-        data = pipeline.prepare_synthetic_melon(shape, out, options, overwrite, report)
+        data = pipeline.prepare_synthetic_melon(shape, out, options, overwrite, reporter)
     else:
         own_filter = min_user is None and min_item is None  # given counts replace the filter of the source
-        data = pipeline.prepare(chosen, raw or None, out, file_format, options, overwrite, report, own_filter, download)
+        data = pipeline.prepare(
+            chosen, raw or None, out, file_format, options, overwrite, reporter, own_filter, download
+        )
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:

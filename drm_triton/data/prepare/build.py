@@ -55,7 +55,7 @@ class BuildOptions:
             object.__setattr__(self, "min_rating", float(self.min_rating))
 
 
-def build(raw: RawInteractions, options: BuildOptions, report: Reporter = SILENT) -> Dataset:
+def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILENT) -> Dataset:
     """Build a data set from raw interactions. Its meta contains the statistics of each step."""
     steps: list[dict[str, Any]] = []
 
@@ -64,10 +64,10 @@ def build(raw: RawInteractions, options: BuildOptions, report: Reporter = SILENT
         if rows == 0:
             raise _empty_error(steps, raw)
 
-    with report.step("read") as step:
+    with reporter.step("read") as step:
         frame = collect(raw, options)
         step.note(f"{len(frame):,} rows")
-    with report.step("filter") as step:
+    with reporter.step("filter") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
         record("read", len(frame), len(user_ids), len(item_ids))
         if raw.own_filter:
@@ -92,7 +92,7 @@ def build(raw: RawInteractions, options: BuildOptions, report: Reporter = SILENT
         users, user_ids = _compact(users, user_ids)
         items, item_ids = _compact(items, item_ids)
         step.note(f"{len(users):,} interactions, {len(user_ids):,} users, {len(item_ids):,} items")
-    with report.step("split") as step:
+    with reporter.step("split") as step:
         labels = split(users, items, time, options.split, options.ratios, options.seed)
         shape = (len(user_ids), len(item_ids))
         masks = (labels == label for label in range(3))

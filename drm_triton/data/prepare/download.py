@@ -20,15 +20,15 @@ TIMEOUT = 30.0  # seconds without a byte
 _CHUNK_BYTES = 1 << 18
 
 
-def fetch_source(source: Source, directory: Path, report: Reporter = SILENT) -> Path:
+def fetch_source(source: Source, directory: Path, reporter: Reporter = SILENT) -> Path:
     """Download a source's file into a directory, unless it exists, and return its path."""
     if source.url is None:
         raise InputError(f"source {source.name} has no public address: get the data from {source.origin}")
     target = directory / source.url.rsplit("/", 1)[-1]
     if target.exists():
-        report.line(f"{target} exists already")
+        reporter.line(f"{target} exists already")
         return target
-    return fetch(source.url, target, published_md5(source.url + ".md5"), report)
+    return fetch(source.url, target, published_md5(source.url + ".md5"), reporter)
 
 
 def published_md5(url: str) -> str | None:
@@ -42,7 +42,7 @@ def published_md5(url: str) -> str | None:
     return found.group().lower() if found else None
 
 
-def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SILENT) -> Path:
+def fetch(url: str, target: Path, md5: str | None = None, reporter: Reporter = SILENT) -> Path:
     """Download `url` to `target`.
 
     A partial download is kept as ``target.part``. Another call continues from there if the server still has the same
@@ -57,7 +57,7 @@ def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SIL
     part, tag = target.with_name(target.name + ".part"), target.with_name(target.name + ".part.tag")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with report.step(f"download {url}", unit="bytes") as step:
+        with reporter.step(f"download {url}", unit="bytes") as step:
             total = _transfer(url, part, tag, step)
             if total is not None and part.stat().st_size != total:
                 raise DrmError(
@@ -75,7 +75,7 @@ def fetch(url: str, target: Path, md5: str | None = None, report: Reporter = SIL
             f"kept in {part}"
         ) from error
     if md5 is None:
-        report.line(f"no checksum is published for {url}; its SHA-256 is recorded in the data set")
+        reporter.line(f"no checksum is published for {url}; its SHA-256 is recorded in the data set")
     elif (found := _md5(part)) != md5:
         part.unlink()
         tag.unlink(missing_ok=True)

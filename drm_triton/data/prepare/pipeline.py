@@ -34,7 +34,7 @@ def prepare(
     file_format: FileFormat = FileFormat(),  # noqa: B008  frozen, so one instance can serve every call
     options: BuildOptions | None = None,
     overwrite: bool = False,
-    report: Reporter = SILENT,
+    reporter: Reporter = SILENT,
     own_filter: bool = True,
     download: bool = False,
 ) -> Dataset:
@@ -53,6 +53,8 @@ def prepare(
         The source's own filters and the paper's split by default.
     overwrite : bool
         Replace an existing data set. The old one stays until the new one is complete.
+    reporter : Reporter
+        Shows the steps.
     own_filter : bool
         Apply the filter that belongs to the source, if it has one (Epinion's, which gives the paper's counts).
     download : bool
@@ -65,11 +67,11 @@ def prepare(
     """
     place = atomic.check_directory(out, overwrite, store.MARKER)
     if raw is None:
-        raw = [fetch_source(source, raw_dir(source), report)] if download else [find_raw(source)]
+        raw = [fetch_source(source, raw_dir(source), reporter)] if download else [find_raw(source)]
     elif download:
         raise InputError("`download` fetches the files: leave out `raw`")
-    data = _read(source, raw, file_format, options or default_options(source), report, own_filter)
-    return _store(data, source.name, place, overwrite, report)
+    data = _read(source, raw, file_format, options or default_options(source), reporter, own_filter)
+    return _store(data, source.name, place, overwrite, reporter)
 
 
 def prepare_synthetic(
@@ -77,17 +79,17 @@ def prepare_synthetic(
     out: str | Path,
     options: BuildOptions | None = None,
     overwrite: bool = False,
-    report: Reporter = SILENT,
+    reporter: Reporter = SILENT,
 ) -> Dataset:
     """Generate interactions with planted structure and prepare them into the directory `out`."""
     place = atomic.check_directory(out, overwrite, store.MARKER)
     options = options or BuildOptions()
-    with report.step("generate"):
+    with reporter.step("generate"):
         users, items = synthetic.generate(shape, options.seed)
     raw = RawInteractions([RawTable("the generated data", pl.LazyFrame({"user": users, "item": items}))])
-    data = build(raw, options, report)
+    data = build(raw, options, reporter)
     data.meta["synthetic"] = asdict(shape)
-    return _store(data, "synthetic", place, overwrite, report)
+    return _store(data, "synthetic", place, overwrite, reporter)
 
 
 def prepare_synthetic_melon(
@@ -95,7 +97,7 @@ def prepare_synthetic_melon(
     out: str | Path,
     options: BuildOptions | None = None,
     overwrite: bool = False,
-    report: Reporter = SILENT,
+    reporter: Reporter = SILENT,
 ) -> Dataset:
     """Generate files in Melon's format and prepare them into the directory `out`.
 
@@ -105,13 +107,13 @@ def prepare_synthetic_melon(
     source = find_source("melon")
     options = options or default_options(source)
     path = data_dir() / "raw" / "melon-synthetic" / "train.json"
-    with report.step("generate") as step:
+    with reporter.step("generate") as step:
         synthetic.write_melon(path, shape, options.seed)
         synthetic.write_song_meta(path.with_name("song_meta.json"), shape, options.seed)
         step.note(str(path))
-    data = _read(source, [path], FileFormat(), options, report)
+    data = _read(source, [path], FileFormat(), options, reporter)
     data.meta["synthetic"] = asdict(shape)
-    return _store(data, source.name, place, overwrite, report)
+    return _store(data, source.name, place, overwrite, reporter)
 
 
 def raw_dir(source: Source) -> Path:
@@ -146,7 +148,7 @@ def _read(
     raw: Sequence[str | Path],
     file_format: FileFormat,
     options: BuildOptions,
-    report: Reporter,
+    reporter: Reporter,
     own_filter: bool = True,
 ) -> Dataset:
     """Read a source's files and build the data set."""
@@ -154,19 +156,19 @@ def _read(
     if unused := sorted(given.keys() - source.reads):
         raise InputError(f"source {source.name} does not use `{unused[0]}`: leave it out, or use source table")
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
-        with report.step("open"):
+        with reporter.step("open"):
             interactions = source.read(Inputs(raw, Path(scratch)), file_format)
         if not own_filter:
             interactions = replace(interactions, own_filter=None)
         checksums = pool.submit(sha256, interactions.files)  # in parallel to reading: hashing releases the GIL
-        data = build(interactions, options, report)
+        data = build(interactions, options, reporter)
         data.meta |= {"files": checksums.result(), "reading": given}
     return data
 
 
-def _store(data: Dataset, source: str, out: Path, overwrite: bool, report: Reporter) -> Dataset:
+def _store(data: Dataset, source: str, out: Path, overwrite: bool, reporter: Reporter) -> Dataset:
     data.meta |= {"source": source, "program": f"drm-triton {__version__}"}
-    with report.step("store") as step:
+    with reporter.step("store") as step:
         data.save(out, overwrite)
         step.note(str(out))
     return Dataset.load(out)
