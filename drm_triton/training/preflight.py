@@ -20,13 +20,13 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     table = 4 * rows * config.factors
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
-    lists = min(config.batch_size, interactions)
+    n_lists = min(config.batch_size, interactions)
     shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
     return {
         "factors": table,
         "adagrad state": table,
         "interactions": 4 * interactions + 8 * (dataset.n_users + 1),
-        "batch": 4 * lists * (4 * n + 2 * config.factors + shared_sums),
+        "batch": 4 * n_lists * (4 * n + 2 * config.factors + shared_sums),
     }
 
 

@@ -17,8 +17,9 @@ def train_step(
 ) -> None:
     """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched."""
     U, V = state.U, state.V
-    lists = backend.list_gradients(U, V, batch, objective)
-    losses = torch.stack([lists.loss, lists.hinge, lists.drm, lists.mse]).sum(1, dtype=torch.float64).tolist()
+    gradients = backend.list_gradients(U, V, batch, objective)
+    parts = torch.stack([gradients.loss, gradients.hinge, gradients.drm, gradients.mse])
+    losses = parts.sum(1, dtype=torch.float64).tolist()
     if not math.isfinite(losses[0]):
         raise DrmError(
             f"the loss became {losses[0]} in epoch {state.epoch + 1}, step {state.step + 1} "
@@ -28,8 +29,8 @@ def train_step(
     if config.cov > 0 and state.step % config.cov_every == 0:
         weight = config.cov * config.cov_every  # one gradient stands for those of the steps between
         dU, dV = (weight * gradient for gradient in covariance_gradient(U, V, config.cov_form))
-    item_terms = GradientTerms.of_items(batch, lists.g, U)
-    user_terms = GradientTerms.of_users(batch.users, lists.user_grad)
+    item_terms = GradientTerms.of_items(batch, gradients.g, U)
+    user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
     backend.update_rows(V, state.V_state, item_terms, lr, config.score, dV)  # before U, which the item terms refer to
     backend.update_rows(U, state.U_state, user_terms, lr, "dot", dU)
     state.step += 1
