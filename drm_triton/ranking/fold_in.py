@@ -52,7 +52,7 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) ->
 
 
 def mean_direction(V: Tensor, histories: CSR) -> Tensor:
-    """Return the mean of each user's item factors, scaled to the length of spectral initialization: [B, d]."""
+    """Return the mean of each user's item factors, scaled to the length of spectral initialisation: [B, d]."""
     indptr, indices = histories.tensors(V.device)
     total = torch.nn.functional.embedding_bag(indices, V, indptr, mode="sum", include_last_offset=True)
     lengths: Tensor = total.norm(dim=1, keepdim=True).clamp(min=1e-30)
@@ -69,7 +69,7 @@ def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainC
     counts = torch.tensor(lists_per_user, device=V.device)
     users = torch.tensor(list(plans), dtype=torch.int32, device=V.device).repeat_interleave(counts)
     mean_weights = (1 / counts).repeat_interleave(counts)
-    # As after spectral initialization, Adagrad starts at 1: the first step is then proportional to the gradient, and
+    # As after spectral initialisation, Adagrad starts at 1: the first step is then proportional to the gradient, and
     # does not overwrite the initial direction.
     state = torch.ones_like(U)
     objective = objective_of(config)

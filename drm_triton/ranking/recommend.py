@@ -141,8 +141,7 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
     if (codes < 0).any():
         _raise_or_warn(items.filter(codes < 0), len(items), data.item_ids, "item", unknown, data.item_titles)
         rows, codes = rows[codes >= 0], codes[codes >= 0]
-    keys = np.unique(rows * data.n_items + codes)
-    matrix = CSR.from_pairs(*np.divmod(keys, max(data.n_items, 1)), (len(users), data.n_items))
+    matrix = CSR.from_keys(np.unique(rows * data.n_items + codes), (len(users), data.n_items))
     empty = matrix.degrees() == 0
     if empty.any() and unknown == "error":
         raise InputError(f"the history of user {users.filter(empty)[0]!r} is empty: give at least one item")

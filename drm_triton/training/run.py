@@ -180,7 +180,7 @@ def read_environment(path: str | Path) -> dict[str, Any]:
         if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
             raise ValueError("it does not describe a run")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {file}: {error}; move the file away and give `dataset`") from error
+        raise InputError(f"cannot read {file}: {error}; move the file away, or start a new run") from error
     return environment
 
 

@@ -165,7 +165,8 @@ class Study:
         if next(self.remaining(trials), None) is None:
             return
         with reporter.step("load the kernels (compiled at first use)"):
-            warm_up(TrainConfig(), *DRM(self.base).backend())  # so that no trial's time includes compiling
+            # The time of a trial then includes compiling only for options that need another variant of a kernel.
+            warm_up(TrainConfig(), *DRM(self.base).backend())
         for number, point in self.remaining(trials, seconds):
             title = f"trial {number} ({number + 1}/{trials})"
             with reporter.step(title, self.config(point).epochs, "epochs") as step:
