@@ -14,6 +14,9 @@ This is the gradient of the reference, again without terms of size n G that canc
 
 Short lists compute all n^2 pairs in vector registers, with 3 and 5 vector operations per 8 or 16 pairs. Long lists are
 sorted and use running sums. Arrays are padded to a multiple of LANES with entries that have P = 0.
+
+The first part of this file sorts one list and is used by training. The second part contains the operations
+`soft_topk_forward`, `soft_topk_backward` and `drm_lists` on batches of lists with masks.
 """
 
 import math
@@ -76,6 +79,10 @@ def _exp(x):
         return value if x >= SMALLEST else f32(0)
 
     return exp_float32
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The relaxed sort of one list and its gradient, used by training (`losses`) and by the operations below
 
 
 class SortBuffers(NamedTuple):
@@ -241,11 +248,30 @@ def all_finite(x):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# The operations. Entries that are not masked are packed, and the results are unpacked.
+# Operations on batches of lists with masks, for `drm_loss`. Training does not use them. The entries of a list that are
+# not masked are packed, and the result is unpacked.
+
+
+class PackedBuffers(NamedTuple):
+    """Buffers for the entries of one list that are not masked, padded to a multiple of LANES."""
+
+    s: NDArray[Any]  # [padded n] scores
+    y: NDArray[Any]  # [padded n] relevance; only `drm_of_list` uses it
+    Q: NDArray[Any]  # [padded n]
+    q: NDArray[Any]  # [padded n] dL/dQ
+    ds: NDArray[Any]  # [padded n] gradient to the scores
+    sorting: SortBuffers
+
+
+@allocating
+def packed_buffers(n, kept, like):
+    """Allocate buffers of the type of `like` for lists of up to n entries that keep the rows of `kept` ranks."""
+    rows = np.empty((5, padded(n, LANES)), like.dtype)
+    return PackedBuffers(rows[0], rows[1], rows[2], rows[3], rows[4], sort_buffers(n, kept, like))
 
 
 @inline
-def pack(mask, source, packed):
+def pack_entries(mask, source, packed):
     """Copy the entries that are not masked; return their number."""
     length = 0
     for j in range(mask.size):
@@ -256,7 +282,7 @@ def pack(mask, source, packed):
 
 
 @inline
-def unpack(mask, packed, target):
+def unpack_entries(mask, packed, target):
     """Copy packed entries to the positions that are not masked; write 0 to the others."""
     length = 0
     for j in range(mask.size):
@@ -268,88 +294,86 @@ def unpack(mask, packed, target):
 
 
 @inline
-def forward_list(s, w, tau, mask, scratch, buffers, Q):
-    """Compute Q of one list. scratch : [2, padded n]"""
-    n = pack(mask, s, scratch[0])
+def forward_list(s, w, tau, mask, buffers, Q):
+    """Compute Q of one list."""
+    n = pack_entries(mask, s, buffers.s)
     size = padded(n, LANES)
-    x, total = scratch[0, :size], scratch[1, :size]
-    if not all_finite(x[:n]):
-        total[:] = np.nan
+    packed_s, packed_Q = buffers.s[:size], buffers.Q[:size]
+    if not all_finite(packed_s[:n]):
+        packed_Q[:] = np.nan
     elif n > 0:
-        pad(x, n)
-        relaxed_topk(x, n, w, tau, shortened(buffers, n), total)
-    unpack(mask, total, Q)
+        pad(packed_s, n)
+        relaxed_topk(packed_s, n, w, tau, shortened(buffers.sorting, n), packed_Q)
+    unpack_entries(mask, packed_Q, Q)
 
 
 @kernel
 def forward_lists(start, stop, s, w, tau, mask, Q):
     """Compute Q of lists start .. stop - 1."""
-    n = s.shape[1]
-    scratch, buffers = np.empty((2, padded(n, LANES)), s.dtype), sort_buffers(n, 0, s)
+    buffers = packed_buffers(s.shape[1], 0, s)
     for b in range(start, stop):
-        forward_list(s[b], w[b], tau, mask[b], scratch, buffers, Q[b])
+        forward_list(s[b], w[b], tau, mask[b], buffers, Q[b])
 
 
 @inline
-def backward_list(s, w, tau, mask, q, scratch, buffers, ds):
-    """Compute the gradient of one list. scratch : [3, padded n]"""
-    n = pack(mask, s, scratch[0])
-    pack(mask, q, scratch[1])
+def backward_list(s, w, tau, mask, q, buffers, ds):
+    """Compute the gradient of one list."""
+    n = pack_entries(mask, s, buffers.s)
+    pack_entries(mask, q, buffers.q)
     size = padded(n, LANES)
-    x, upstream, total = scratch[0, :size], scratch[1, :size], scratch[2, :size]
-    if not all_finite(x[:n]):
-        total[:] = np.nan
+    packed_s, packed_q, packed_ds = buffers.s[:size], buffers.q[:size], buffers.ds[:size]
+    if not all_finite(packed_s[:n]):
+        packed_ds[:] = np.nan
     elif n > 0:
-        pad(x, n)
-        upstream[n:] = 0
-        of_list = shortened(buffers, n)
-        above_sums(x, n, of_list.R, of_list.order)
-        relaxed_topk_gradient(x, n, w, tau, upstream, of_list, total)
-    unpack(mask, total, ds)
+        pad(packed_s, n)
+        packed_q[n:] = 0
+        sorting = shortened(buffers.sorting, n)
+        above_sums(packed_s, n, sorting.R, sorting.order)
+        relaxed_topk_gradient(packed_s, n, w, tau, packed_q, sorting, packed_ds)
+    unpack_entries(mask, packed_ds, ds)
 
 
 @kernel
 def backward_lists(start, stop, s, w, tau, mask, q, ds):
     """Compute the gradients of lists start .. stop - 1."""
-    n = s.shape[1]
-    scratch, buffers = np.empty((3, padded(n, LANES)), s.dtype), sort_buffers(n, 0, s)
+    buffers = packed_buffers(s.shape[1], 0, s)
     for b in range(start, stop):
-        backward_list(s[b], w[b], tau, mask[b], q[b], scratch, buffers, ds[b])
+        backward_list(s[b], w[b], tau, mask[b], q[b], buffers, ds[b])
 
 
 @inline
-def drm_of_list(s, y, w, tau, mask, scratch, buffers, ds):
-    """Return the loss of one list and write its gradient to ds. scratch : [3, padded n]"""
+def drm_of_list(s, y, w, tau, mask, buffers, ds):
+    """Return the loss of one list and write its gradient to ds."""
     real = s.dtype.type
-    n = pack(mask, s, scratch[0])
-    pack(mask, y, scratch[1])
+    n = pack_entries(mask, s, buffers.s)
+    pack_entries(mask, y, buffers.y)
     size = padded(n, LANES)
-    x, r, total = scratch[0, :size], scratch[1, :size], scratch[2, :size]
+    packed_s, packed_y, packed_Q = buffers.s[:size], buffers.y[:size], buffers.Q[:size]
+    packed_q, packed_ds = buffers.q[:size], buffers.ds[:size]
     square = real(0)
-    if not all_finite(x[:n]):
+    if not all_finite(packed_s[:n]):
         square = real(np.nan)
-        total[:] = np.nan
+        packed_ds[:] = np.nan
     elif n > 0:
-        pad(x, n)
-        r[n:] = 0
-        of_list = shortened(buffers, n)
-        relaxed_topk(x, n, w, tau, of_list, total)
+        pad(packed_s, n)
+        packed_y[n:] = 0
+        sorting = shortened(buffers.sorting, n)
+        relaxed_topk(packed_s, n, w, tau, sorting, packed_Q)
         for j in range(size):
-            residual = r[j] - total[j]
+            residual = packed_y[j] - packed_Q[j]
             square += residual * residual
-            r[j] = real(-2) * residual
-        relaxed_topk_gradient(x, n, w, tau, r, of_list, total)
-    unpack(mask, total, ds)
+            packed_q[j] = real(-2) * residual
+        relaxed_topk_gradient(packed_s, n, w, tau, packed_q, sorting, packed_ds)
+    unpack_entries(mask, packed_ds, ds)
     return square
 
 
 @kernel
 def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
     """Compute losses and gradients of lists start .. stop - 1."""
-    n = s.shape[1]
-    scratch, buffers = np.empty((3, padded(n, LANES)), s.dtype), sort_buffers(n, min(KEPT, w.shape[1]), s)
+    buffers = packed_buffers(s.shape[1], min(KEPT, w.shape[1]), s)
     for b in range(start, stop):
-        loss[b] = drm_of_list(s[b], y[b], w[b], tau, mask[b], scratch, buffers, ds[b])
+        loss[b] = drm_of_list(s[b], y[b], w[b], tau, mask[b], buffers, ds[b])
 
 
 def _views(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> list[NDArray[Any]]:
