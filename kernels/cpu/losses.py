@@ -118,7 +118,10 @@ def hinge_loss(positives, negatives, margin, phi, g_positives, g_negatives):
 
 @inline
 def average_precision_weights(s, rho, weights, hits, w):
-    """w_k = P@k / min(K, rho) of the hard ranking; ties go to the lower position. `hits` is a buffer."""
+    """w_k = weights_k times the positives among the first k of the hard ranking. `hits` is a buffer.
+
+    Ties go to the lower position. `weights` contains the divisors, see `list_weights`.
+    """
     hits[:] = 0
     for i in range(rho):
         rank = 0
