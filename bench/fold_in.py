@@ -10,7 +10,7 @@ A tenth of the users is held out. Four fifths of their items are the history, th
     mean        the mean factors of the history
     popularity  the items with the most interactions
 
-Cost of a fold-in: steps x lists x (4 n d + 8 n^2 + 30 K n) operations, the same as training on these lists.
+Cost of a fold-in: steps x lists x (4 n d + 8 n^2 + 40 n K) operations, the same as training on these lists.
 Each fold holds out other users. Finished folds are stored in results/fold_in.json; the table is results/fold_in.md.
 """
 

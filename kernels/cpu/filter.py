@@ -33,7 +33,7 @@ WIDTH = LANES * VECTORS  # items in a panel
 QUERY_BLOCK = 32 * QUERIES  # queries that are compared with a panel while it is in the first-level cache
 PACK_CHUNK = 64 * WIDTH  # items packed at a time
 f32 = np.float32
-EPS, TINY = 2.0**-23, 1e-37  # rounding error, and what products of bytes may lose to underflow
+ROUNDING, TINY = 2.0**-23, 1e-37  # relative rounding error of float32, and what products of bytes may lose to underflow
 
 
 class ItemLayout(NamedTuple):
@@ -107,7 +107,7 @@ def pack_queries(queries: NDArray[np.float32], items: ItemLayout) -> QueryLayout
     rows = np.zeros((-(-m // QUERY_BLOCK) * QUERY_BLOCK, d), f32)
     rows[:m] = queries
     size = norms(rows)
-    slack = (d + 16) * 4 * EPS * (size * (items.norm + items.error) + items.largest_bias) + TINY
+    slack = (d + 16) * 4 * ROUNDING * (size * (items.norm + items.error) + items.largest_bias) + TINY
     if items.panels.dtype != np.int32:
         return QueryLayout(rows, rows.reshape(-1), np.ones(len(rows), f32), slack.astype(f32))
     scale, codes = as_bytes(rows)

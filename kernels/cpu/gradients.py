@@ -11,9 +11,10 @@ training step (one thread, AVX2, rho = 1, eta = 45, d = 64, groups of 32 lists) 
 negatives, 13.7 ms with their own. Of lists that share negatives, `list_gradients` alone takes 2.9 ms; it takes 3.6 ms
 if it reads each of the same lists separately, with the rows in the cache.
 
-Cost of a list: 4 n d operations for scores and user gradient, about 8 n^2 for the pairs and 30 K n for the relaxed
-rows. It reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes 2 n + d + 4 floats.
-Nothing of size n x n or n x d is stored.
+Cost of a list: 4 n d operations for scores and user gradient, 8 n^2 for the pairs and about 40 n K for the relaxed
+rows. Per item and rank, these are 28 to compute P (22 of them for exp), 2 for Q and 8 for the gradient; for ranks above
+KEPT, P is computed twice. A list reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes
+2 n + d + 4 floats. Nothing of size n x n or n x d is stored.
 """
 
 from typing import NamedTuple
@@ -44,7 +45,7 @@ from drm_triton.kernels.weights import list_weights
 f32 = np.float32
 
 
-class Inputs(NamedTuple):
+class GradientInputs(NamedTuple):
     """Arguments of `list_gradients`."""
 
     U: NDArray[np.float32]  # [M, d]
@@ -54,7 +55,7 @@ class Inputs(NamedTuple):
     l2: bool  # score is l2, not dot
 
 
-class Outputs(NamedTuple):
+class GradientOutputs(NamedTuple):
     """Results of `list_gradients`."""
 
     scores: NDArray[np.float32]  # [B, n]
@@ -67,7 +68,7 @@ class Outputs(NamedTuple):
 # Lists that share negatives
 
 
-class TileBuffers(NamedTuple):
+class GradientBuffers(NamedTuple):
     """Buffers for the shared negatives of a tile; `padded` dimensions are multiples of LANES or ROWS."""
 
     rows: NDArray[np.float32]  # [padded eta, padded d] factors of the shared negatives
@@ -166,7 +167,7 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
     eta, d = groups.items.shape[1], inputs.U.shape[1]
     buffers = list_buffers(inputs.items.shape[1], loss.weights)
     height, width, lists = padded(eta, ROWS), padded(d, LANES), padded(groups.tile, LANES)
-    tile_buffers = TileBuffers(
+    tile_buffers = GradientBuffers(
         np.zeros((height, width), np.float32),
         np.zeros((d, lists), np.float32),
         np.empty((height, lists), np.float32),
@@ -237,7 +238,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     batch : users int32 [B], items int32 [B, n], the first rho of a list being positives
     """
     name = "list_gradients"
-    inputs = Inputs(
+    inputs = GradientInputs(
         view(name, "U", U, (None, None), FLOAT32),
         view(name, "V", V, (None, U.shape[1]), FLOAT32),
         view(name, "users", batch.users, (None,), INT32),
@@ -247,7 +248,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     check_lists(U, V, batch, objective)
     (B, n), d = batch.items.shape, U.shape[1]
     scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, 3, B)
-    out = Outputs(scores.numpy(), losses.numpy(), g.numpy(), user_grad.numpy())
+    out = GradientOutputs(scores.numpy(), losses.numpy(), g.numpy(), user_grad.numpy())
     loss = loss_parameters(objective, n, len(V))
     if batch.shared is None:
         threads.split(gradients_of_lists, B, 16, inputs, loss, out)

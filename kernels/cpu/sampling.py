@@ -57,7 +57,7 @@ class BatchArrays(NamedTuple):
     replaced: NDArray[np.bool_]  # [B, eta]
 
 
-class BlockBuffers(NamedTuple):
+class ListBlockBuffers(NamedTuple):
     """Buffers for the users and positives of up to SEARCH_BLOCK lists."""
 
     number: NDArray[np.uint64]  # of a list in its epoch
@@ -278,7 +278,7 @@ def take_shared(plan, number, row, buffers, negatives, replaced):
 def draw_block(start, stop, plan, buffers, negative_buffers, batch):
     """Fill lists start .. stop - 1, at most SEARCH_BLOCK, of a batch."""
     lists = stop - start
-    block = BlockBuffers(
+    block = ListBlockBuffers(
         buffers.number[:lists],
         buffers.ident[:lists],
         buffers.image[:lists],
@@ -317,7 +317,7 @@ def draw_lists(start, stop, plan, batch):
     """Fill lists start .. stop - 1 of a batch."""
     eta = batch.items.shape[1] - plan.rho
     unsigned, signed = np.empty((6, SEARCH_BLOCK), np.uint64), np.empty((2, SEARCH_BLOCK), np.int64)
-    buffers = BlockBuffers(
+    buffers = ListBlockBuffers(
         unsigned[0], unsigned[1], unsigned[2], unsigned[3], unsigned[4], unsigned[5], signed[0], signed[1],
         np.empty(4 * SEARCH_BLOCK, np.uint64),
     )  # fmt: skip

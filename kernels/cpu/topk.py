@@ -49,7 +49,7 @@ class Ranking(NamedTuple):
     scores: NDArray[np.float32]  # [m, k]
 
 
-class BlockBuffers(NamedTuple):
+class QueryBlockBuffers(NamedTuple):
     """Buffers for a block of queries."""
 
     heaps: NDArray[np.int64]  # [QUERY_BLOCK, k] keys
@@ -206,7 +206,7 @@ def take_out(heap, items, scores):
 @kernel
 def rank_blocks(start, stop, queries, items, sampled, seen, ranking):
     """Find the best items of the queries of blocks start .. stop - 1."""
-    buffers = BlockBuffers(
+    buffers = QueryBlockBuffers(
         np.empty((QUERY_BLOCK, ranking.items.shape[1]), np.int64),
         np.empty(QUERY_BLOCK, np.float32),
         np.empty(QUERY_BLOCK, np.float32),

@@ -39,7 +39,7 @@ from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms
 from drm_triton.names import Score
 
 f32 = np.float32
-EPS = f32(ADAGRAD_EPS)
+ADAGRAD_EPS_F32 = f32(ADAGRAD_EPS)  # a Python float would make the step float64
 MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-level TLB has entries would be slow
 # Summands between the prefetch of a row and its update. Prefetching hides the latency of a table that is larger than
 # the cache: updates of such a table were a third faster with it.
@@ -74,7 +74,7 @@ class Summands(NamedTuple):
 # Lists that share negatives: from terms to summands
 
 
-class TileBuffers(NamedTuple):
+class SumBuffers(NamedTuple):
     """Buffers for the terms of a tile that belong to shared negatives."""
 
     coefficients: NDArray[np.float32]  # [tile, padded eta], 0 where a list has no such term
@@ -123,13 +123,13 @@ def count_summands(start, stop, terms, groups, finite, counts):
     eta = groups.items.shape[1]
     used = np.empty(eta, np.bool_)
     for tile in range(start, stop):
-        _, first_list, end = tile_bounds(tile, groups)
+        _, begin, end = tile_bounds(tile, groups)
         separate = 0
-        for b in range(first_list, end):
+        for b in range(begin, end):
             finite[b] = all_finite(terms.vectors[terms.sources[b]])
             separate += count_replaced(groups.replaced[b]) if finite[b] else eta
-        positives = (end - first_list) * (terms.rows.shape[1] - eta)
-        counts[tile] = positives + separate + find_used(first_list, end, separate, groups, finite, used)
+        positives = (end - begin) * (terms.rows.shape[1] - eta)
+        counts[tile] = positives + separate + find_used(begin, end, separate, groups, finite, used)
 
 
 @inline
@@ -185,7 +185,7 @@ def fill_summands(start, stop, terms, groups, finite, positions, summands):
     """Write the summands of tiles start .. stop - 1, those of a tile from its entry in `positions`."""
     eta, d = groups.items.shape[1], terms.vectors.shape[1]
     height, width = padded(eta, ROWS), padded(d, LANES)
-    buffers = TileBuffers(
+    buffers = SumBuffers(
         np.zeros((groups.tile, height), np.float32),
         np.zeros((groups.tile, width), np.float32),
         np.empty((height, width), np.float32),
@@ -334,7 +334,7 @@ def step_row(row, state, grad, lr):
     norm = f32(0)
     for c in range(row.size):
         state[c] += grad[c] * grad[c]
-        row[c] -= lr * grad[c] / (np.sqrt(state[c]) + EPS)
+        row[c] -= lr * grad[c] / (np.sqrt(state[c]) + ADAGRAD_EPS_F32)
         norm += row[c] * row[c]
     if norm > f32(1):
         scale = f32(1) / np.sqrt(norm)
