@@ -201,7 +201,7 @@ def directory(path: str | Path, overwrite: bool = False, marker: str | None = No
 
 
 def _replaceable(place: Path, marker: str | None) -> bool:
-    """Tell whether `place` is an empty directory or one with the marker of this program."""
+    """Return whether `place` is an empty directory or one with the marker of this program."""
     if marker is not None and (place / marker).is_file():
         return True
     return place.is_dir() and not any(place.iterdir())
@@ -241,9 +241,9 @@ def _check_regular(target: Path, path: str | Path, advice: str = "give another f
 
 
 def _is_full(error: Exception) -> bool:
-    """Tell whether a write failed for lack of space.
+    """Return whether a write failed for lack of space.
 
-    Polars and safetensors raise errors of their own, which contain the system's message but not its number.
+    Polars and safetensors raise their own error classes, which contain the system's message but not its number.
     """
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return True

@@ -63,7 +63,7 @@ def get_backend(name: str | None = None) -> Backend:
 
 
 def use_backend(name: BackendChoice, threads: int | None = None) -> tuple[Backend, torch.device]:
-    """Return the backend and the device that a configuration asks for, with its number of CPU threads set.
+    """Return a backend and its device, and set the number of CPU threads.
 
     Parameters
     ----------

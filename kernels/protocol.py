@@ -82,7 +82,7 @@ class ListPlan:
 
     Negatives are drawn uniformly from the items that the user has not interacted with. With `share` > 1, groups of
     `share` consecutive lists use the same draws. A list replaces a shared draw that is one of its user's items by a
-    draw of its own. In both cases the negatives of one list are independent and uniform. Sharing avoids most of the
+    separate draw. In both cases the negatives of one list are independent and uniform. Sharing avoids most of the
     gathers of item rows.
 
     Parameters
@@ -148,7 +148,7 @@ class SharedNegatives(NamedTuple):
     """The negatives that groups of consecutive lists have in common.
 
     List b belongs to group b // size. Its negative at position j is items[b // size, j], unless replaced[b, j]: the
-    shared draw is one of the user's items, and the list has a draw of its own.
+    shared draw is one of the user's items, and the list has a separate draw instead.
     """
 
     size: int  # lists in a group; the last group may have fewer

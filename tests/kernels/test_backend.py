@@ -1,4 +1,4 @@
-"""Choice of backend: what is asked for is given, or the reason why not."""
+"""Choice of backend: the chosen one, or the reason why it cannot be used."""
 
 import importlib
 import importlib.util
