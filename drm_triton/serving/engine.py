@@ -28,7 +28,9 @@ from drm_triton.ranking.fold_in import fold_in
 from drm_triton.ranking.recommend import popular_items
 from drm_triton.ranking.topk import TopKIndex, similarity_vectors
 
-MAX_BATCH = 64  # requests in one call: a block of the CPU kernel
+# Requests in one call. They fit into one block of queries (64 on a GPU, 128 or 256 on a CPU), so they share each read
+# of an item.
+MAX_BATCH = 64
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""One training step: sample a batch of lists, compute gradients, update the rows they touch."""
+"""One training step on a batch of lists: compute the gradients, then update the rows that they touch."""
 
 import math
 
