@@ -9,12 +9,16 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
+from drm_triton.config import MAX_CUT_OFF
+from drm_triton.names import CUT_OFFS, MIN_TRAIN
 
 
 def evaluate(
     run: RunArgument,
     on: Annotated[str, typer.Option(help="Split part to measure on: valid or test.")] = "test",
-    k: Annotated[str, typer.Option("--k", help="Cut-offs K of the metrics, separated by commas.")] = "10,50",
+    k: Annotated[str, typer.Option("--k", help="Cut-offs K of the metrics, separated by commas.")] = ",".join(
+        map(str, CUT_OFFS)
+    ),
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -25,7 +29,7 @@ def evaluate(
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: Annotated[int, typer.Option(help="Leave out users with fewer training items than this.")] = 5,
+    min_train: Annotated[int, typer.Option(help="Leave out users with fewer training items than this.")] = MIN_TRAIN,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
@@ -112,8 +116,10 @@ def _cut_offs(text: str) -> list[int]:
         ks = sorted({int(cut_off) for cut_off in text.split(",")})
     except ValueError:
         ks = []
-    if not ks or min(ks) < 1 or max(ks) > 1000:
-        raise InputError(f"--k must be cut-offs from 1 to 1000 separated by commas, for example 10,50; got {text!r}")
+    if not ks or min(ks) < 1 or max(ks) > MAX_CUT_OFF:
+        raise InputError(
+            f"--k must be cut-offs from 1 to {MAX_CUT_OFF} separated by commas, for example 10,50; got {text!r}"
+        )
     return ks
 
 

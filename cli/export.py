@@ -3,20 +3,19 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from drm_triton.cli.complete import RunArgument
-
-Format = Literal["npz", "parquet", "faiss", "hnswlib"]
+from drm_triton.names import ExportFormat
 
 
 def export(
     run: RunArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)],
     to: Annotated[
-        Format, typer.Option(help="Format: NumPy arrays, Parquet tables, or a search index of Faiss or hnswlib.")
+        ExportFormat, typer.Option(help="Format: NumPy arrays, Parquet tables, or a search index of Faiss or hnswlib.")
     ] = "npz",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from drm_triton.data.dataset import Dataset
 
-Format = Literal["table", "json", "jsonl", "csv", "parquet"]
-FORMATS: tuple[Format, ...] = get_args(Format)
+OutputFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
+FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
 
 FormatOption = Annotated[
-    Format | None,
+    OutputFormat | None,
     typer.Option("--format", help=r"Output format. \[extension of --out, else table]", show_default=False),
 ]
 OutOption = Annotated[
@@ -28,13 +28,13 @@ OutOption = Annotated[
 ]
 
 
-def check_output(form: Format | None, out: Path | None) -> Format:
+def check_output(form: OutputFormat | None, out: Path | None) -> OutputFormat:
     """Return the output format: the given one, or else that of the file's suffix, or else a table.
 
     Refuse a file that cannot be written, before any work is done.
     """
     suffix = out.suffix.lower().removeprefix(".") if out is not None else "table"
-    by_suffix: Format | None = next((known for known in FORMATS if known == (suffix or "table")), None)
+    by_suffix: OutputFormat | None = next((known for known in FORMATS if known == (suffix or "table")), None)
     chosen = form or by_suffix or ("table" if suffix == "txt" else None)
     if chosen is None:
         raise InputError(f"`out` {out}: .{suffix} is none of {', '.join(FORMATS)}; choose one as `form`")
@@ -45,7 +45,7 @@ def check_output(form: Format | None, out: Path | None) -> Format:
     return chosen
 
 
-def write(frames: Iterable["pl.DataFrame"], form: Format, out: Path | None) -> None:
+def write(frames: Iterable["pl.DataFrame"], form: OutputFormat, out: Path | None) -> None:
     """Write frames with the same columns. The first column is the user or item that a recommendation is for."""
     if form == "parquet":
         assert out is not None
@@ -120,7 +120,7 @@ def _write_parquet(frames: Iterable["pl.DataFrame"], place: Path) -> None:
         pl.scan_parquet(files, glob=False).sink_parquet(place)
 
 
-TO_TEXT: dict[Format, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]] = {
+TO_TEXT: dict[OutputFormat, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]] = {
     "table": _table,
     "json": _json,
     "jsonl": _jsonl,

@@ -2,15 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from drm_triton.cli import complete
 from drm_triton.errors import InputError
-from drm_triton.names import SplitName
-
-Leading = Literal["user", "count", "none"]
+from drm_triton.names import Leading, SplitName
 
 DEFAULT_SIZES = {"users": 1_000, "items": 500, "interactions": 20_000}
 

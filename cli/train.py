@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import config_options, given, option
-from drm_triton.names import SPLIT_PARTS
+from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS
 
 if TYPE_CHECKING:
     from drm_triton.config import TrainConfig
@@ -79,11 +79,8 @@ def train(
         epochs = records[-1]["epoch"] if records else 0
         print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": display.interrupted, **best}))
     elif not display.interrupted:
-        metrics = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE if name in best)
+        metrics = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE_METRICS if name in best)
         print(f"trained {place}" + (f" (best epoch: {metrics})" if metrics else ""))
-
-
-HEADLINE = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 
 
 def _resolve(

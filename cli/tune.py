@@ -12,14 +12,14 @@ from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import config_options, given, option
 from drm_triton.cli.train import FILES
-from drm_triton.config import TrainConfig
+from drm_triton.config import SPACE, TrainConfig, overridden, read_toml
+from drm_triton.options import ALIASES
 
 if TYPE_CHECKING:
     from drm_triton.training.tune import Study
 
 SEARCH, FIXED = "Search", "Fixed options, not searched"
-# The options of `SPACE` in drm_triton.training.tune, whose import would load torch. They are searched unless given.
-SEARCHED = ("score", "factors", "eta", "tau", "lam", "margin", "lr", "epochs")
+SEARCHED = tuple(ALIASES.get(name, name) for name in SPACE)  # unless given
 
 
 @config_options("backend", "threads", panel=FIXED)
@@ -70,11 +70,10 @@ def tune(
 
       drm-triton train -d melon --config studies/melon/best.toml
     """
-    from drm_triton.config import overridden, read_toml
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
     from drm_triton.errors import DrmError, InputError
-    from drm_triton.training.tune import SPACE, Study, check_seconds, checked_space
+    from drm_triton.training.tune import Study, check_seconds, checked_space
 
     if dataset is None:
         raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,7 +29,7 @@ from drm_triton.names import (
     UserSampling,
     Weight,
 )
-from drm_triton.options import ALIASES, FILE_NAMES, checked, nearest_name, option
+from drm_triton.options import ALIASES, FILE_NAMES, checked, declaration, nearest_name, option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,7 +37,7 @@ else:
     import tomli as tomllib
 
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
-MAX_CUT_OFF = 1000  # of `monitor`
+MAX_CUT_OFF = 1000  # of `monitor`, and of the metrics that `evaluate` prints
 
 MODEL, LISTS, LOSS, TRAINING = "Model", "Lists", "Loss", "Training"
 
@@ -57,10 +57,19 @@ class TrainConfig:
     """
 
     score: Score = option(
-        "dot", "Score of an item for a user: dot product, or negative squared Euclidean distance (l2).", MODEL
+        "dot",
+        "Score of an item for a user: dot product, or negative squared Euclidean distance (l2).",
+        MODEL,
+        search=("dot", "l2"),
     )
     factors: int = option(
-        64, "Length of the user and item vectors, d.", MODEL, least=1, most=MAX_INT32, paper=(16, 32, 64, 128)
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
     )
     init: Init = option(
         "spectral",
@@ -84,6 +93,7 @@ class TrainConfig:
         most=MAX_INT32,
         paper=("15 rho",),
         unset=f"15 rho, at least {MIN_ETA}",
+        search=(15, 45, 90),
     )
     share: int = option(
         32,
@@ -114,10 +124,20 @@ class TrainConfig:
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
         paper=(0.1, 0.3, 0.5, 1, 3, 10),
+        search=(0.5, 1.0),
     )
-    lam: float = option(10.0, "Weight of the DRM part of the loss.", LOSS, least=0, paper=(0.1, 0.5, 1, 2, 3, 5))
+    lam: float = option(
+        10.0,
+        "Weight of the DRM part of the loss.",
+        LOSS,
+        least=0,
+        paper=(0.1, 0.5, 1, 2, 3, 5),
+        search=(3.0, 10.0, 30.0),
+    )
     weight: Weight = option("uniform", "How much each rank counts in the DRM part.", LOSS)
-    margin: float = option(1.0, "By how much a positive should score above a negative, in the hinge part.", LOSS)
+    margin: float = option(
+        1.0, "By how much a positive should score above a negative, in the hinge part.", LOSS, search=(0.5, 1.0)
+    )
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
     )
@@ -136,7 +156,13 @@ class TrainConfig:
     )
 
     lr: float = option(
-        0.2, "Learning rate of Adagrad.", TRAINING, positive=True, most=MAX_FLOAT32, paper=("1e-4 to 0.1",)
+        0.2,
+        "Learning rate of Adagrad.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=("1e-4 to 0.1",),
+        search=(0.05, 0.1, 0.2),
     )
     schedule: Schedule = option(
         "linear", "Learning rate over the epochs: linear decrease to 0, or constant.", TRAINING, paper=("constant",)
@@ -149,7 +175,9 @@ class TrainConfig:
         most=MAX_INT32,
         paper=(1,),
     )
-    epochs: int = option(20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32)
+    epochs: int = option(
+        20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 30)
+    )
     seed: int = option(
         0,
         "Seed of all random numbers. The same seed gives the same model, bit for bit.",
@@ -253,7 +281,8 @@ class TrainConfig:
             except InputError as error:
                 if str(error) == problem:
                     raise InputError(in_file(where, problem)) from None
-        raise InputError(f"{path} and the options that override it: {problem}")
+        in_file_only = {ALIASES.get(key, key) for key in values} - {ALIASES.get(key, key) for key in flags}
+        raise InputError(f"{path} and the options that override it: {_with_keys(problem, in_file_only)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values by their names in files. Options that are None are left out."""
@@ -299,6 +328,12 @@ class TrainOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(field.name for field in dataclasses.fields(TrainConfig))
+# The default search space of `tune`: option -> values, under the names in files.
+SPACE: dict[str, list[Any]] = {
+    FILE_NAMES.get(field.name, field.name): list(declaration(field).search)
+    for field in dataclasses.fields(TrainConfig)
+    if declaration(field).search
+}
 
 
 def check_names(values: Mapping[str, Any]) -> None:
@@ -367,8 +402,17 @@ def in_file(path: str | Path, message: str) -> str:
     """
     if not str(path):
         return message
-    keys = re.sub(r"`(\w+)`", lambda name: f"'{FILE_NAMES.get(name[1], name[1])}'", message)
-    return f"{path}: {keys}"
+    return f"{path}: {_with_keys(message)}"
+
+
+def _with_keys(message: str, names: Collection[str] | None = None) -> str:
+    """Name options as the keys of a file: those in `names`, or all."""
+
+    def key(found: "re.Match[str]") -> str:
+        name = found[1]
+        return f"'{FILE_NAMES.get(name, name)}'" if names is None or name in names else found[0]
+
+    return re.sub(r"`(\w+)`", key, message)
 
 
 def of_trained_model(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import json
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -27,10 +27,9 @@ from drm_triton.data.store import write_array
 from drm_triton.errors import InputError
 from drm_triton.kernels.checks import check_choice
 from drm_triton.model import DRM
-from drm_triton.names import Score
+from drm_triton.names import CUT_OFFS, ExportFormat, Score
 from drm_triton.progress import SILENT, Reporter
 
-Format = Literal["npz", "parquet", "faiss", "hnswlib"]
 Factors = NDArray[np.float32]
 Labels = NDArray[np.int64]  # row numbers of items
 IdArray = NDArray[np.int64] | NDArray[np.str_]
@@ -41,13 +40,12 @@ MARKER = "export.json"
 LINKS, EF_CONSTRUCTION = 32, 100
 FIRST_EF, LAST_EF = 64, 4096  # ef of a query starts at FIRST_EF and is doubled until the recall reaches GOOD_RECALL
 GOOD_RECALL = 0.95
-CUT_OFFS = (10, 50)
 MAX_QUERIES = 1000  # users that measure the recall
 MAX_ID_BYTES = 4 * 2**30  # of an array of text ids; NumPy stores each with the length of the longest
 
 
 def export(
-    model: DRM, directory: str | Path, to: Format = "npz", overwrite: bool = False, reporter: Reporter = SILENT
+    model: DRM, directory: str | Path, to: ExportFormat = "npz", overwrite: bool = False, reporter: Reporter = SILENT
 ) -> dict[str, Any]:
     """Write a model's factors and ids to a directory, atomically.
 
@@ -81,7 +79,7 @@ def export(
     ...     np.load(f"{folder}/factors/factors.npz")["user_ids"].tolist(), manifest["score"]
     (['ann', 'bob'], 'dot')
     """
-    check_choice("export", "to", to, Format)
+    check_choice("export", "to", to, ExportFormat)
     index_class = INDEXES.get(to)
     if index_class is not None:
         _package(to)  # fail before the slow part

@@ -16,7 +16,7 @@ forward mode raise NotImplementedError.
 import functools
 import os
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -27,10 +27,7 @@ from drm_triton.kernels import backend_for
 from drm_triton.kernels.checks import check_choice, check_dense, check_integer, check_not_meta, check_tau
 from drm_triton.kernels.protocol import Backend
 from drm_triton.kernels.weights import rank_weights
-from drm_triton.names import Weight
-
-Metric = Literal["precision", "recall", "ndcg", "ap"]
-Reduction = Literal["mean", "sum", "none"]
+from drm_triton.names import Reduction, RelaxedMetric, Weight
 
 
 def drm_loss(
@@ -123,7 +120,7 @@ def relaxed_metric(
     relevance: Tensor,
     k: int | None,
     tau: float = 1.0,
-    metric: Metric = "ndcg",
+    metric: RelaxedMetric = "ndcg",
     mask: Tensor | None = None,
     reduction: Reduction = "mean",
     *,
@@ -151,7 +148,7 @@ def relaxed_metric(
     >>> relaxed_metric(scores, relevance, k=2, tau=0.01, metric="recall")
     tensor(0.5000)
     """
-    check_choice("relaxed_metric", "metric", metric, Metric)
+    check_choice("relaxed_metric", "metric", metric, RelaxedMetric)
     check_choice("relaxed_metric", "reduction", reduction, Reduction)
     check_dense("relaxed_metric", "relevance", relevance)
     _check_lists("relaxed_metric", scores, relevance, k, tau, mask, validate)

@@ -18,6 +18,7 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import (
+    CUT_OFFS,
     BackendChoice,
     CovForm,
     FitOn,
@@ -479,7 +480,7 @@ class DRM:
             backend, "user", codes, data.user_ids, self.user_factors, self.config.score, k, np.flatnonzero(trained)
         )
 
-    def evaluate(self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = (10, 50)) -> Evaluation:
+    def evaluate(self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = CUT_OFFS) -> Evaluation:
         """Rank all unseen items for each user and compare the ranking with held-out interactions.
 
         Parameters

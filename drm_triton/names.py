@@ -14,9 +14,16 @@ BackendChoice = Literal["auto", "cpu", "triton", "reference"]
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
 FitOn = Literal["train", "train+valid", "all"]
 Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know
+Leading = Literal["user", "count", "none"]  # first field of a line in files with one list of items per line
+ExportFormat = Literal["npz", "parquet", "faiss", "hnswlib"]
+RelaxedMetric = Literal["precision", "recall", "ndcg", "ap"]
+Reduction = Literal["mean", "sum", "none"]
 
 SPLIT_PARTS = ("train", "valid", "test")
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
+CUT_OFFS = (10, 50)  # K of the metrics, by default
+HEADLINE_METRICS = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")  # shown in curves and after training
+MIN_TRAIN = 5  # users with fewer training items are not evaluated, as in the paper
 
 TAU_RANGE = (1e-32, 1e32)  # outside it, rank / tau or its inverse overflows float32
 MAX_FLOAT32 = 3.4e38

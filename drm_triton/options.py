@@ -36,6 +36,7 @@ class Option:
     positive : the value must be above 0
     paper : values that the paper searches or uses
     unset : what a default of None means
+    search : values that `tune` searches by default; empty if it does not search the option
     """
 
     help: str
@@ -45,6 +46,7 @@ class Option:
     positive: bool = False
     paper: tuple[float | str, ...] = ()
     unset: str = ""
+    search: tuple[float | str, ...] = ()
 
     @property
     def paper_text(self) -> str:
@@ -62,9 +64,10 @@ def option(
     positive: bool = False,
     paper: tuple[float | str, ...] = (),
     unset: str = "",
+    search: tuple[float | str, ...] = (),
 ) -> Any:
     """Declare a dataclass field as an option; see `Option`."""
-    declared = Option(help, group, least, most, positive, paper, unset)
+    declared = Option(help, group, least, most, positive, paper, unset, search)
     return dataclasses.field(default=default, metadata={"option": declared})
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure  # not pyplot, which needs a display and has global state
 
+from drm_triton.names import HEADLINE_METRICS
+
 LOSSES = ("loss", "hinge", "drm", "mse")
-CURVES = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 
 
 def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
@@ -25,7 +26,7 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
             values = [record[name] for record in records]
             if any(values):
                 axes[0, column].plot(x, values, label=name, marker="." if len(x) < 40 else None)
-        for name in CURVES:
+        for name in HEADLINE_METRICS:
             points = [(position, record[name]) for position, record in zip(x, records, strict=True) if name in record]
             if points:
                 axes[1, column].plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)

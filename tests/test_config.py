@@ -139,7 +139,7 @@ def test_an_error_names_the_flag_or_the_file(tmp_path: Path) -> None:
     path.write_text("rho = 2\nk = 20\n")
     assert problem(path, {"factors": 0}) == "`factors` must be at least 1, got 0"
     assert problem(path, {"rho": 0}) == "`rho` must be at least 1, got 0"
-    both = "`k` must be at most `rho` + `eta` = 7, got 20"
+    both = "'k' must be at most 'rho' + `eta` = 7, got 20"  # keys of the file, and an option that overrides it
     assert problem(path, {"eta": 5}) == f"{path} and the options that override it: {both}"
     path.write_text("factors = 0\ncov = 1\n")
     assert problem(path, {"lr": 0.1}) == f"{path}: 'factors' must be at least 1, got 0"

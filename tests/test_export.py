@@ -16,7 +16,8 @@ from drm_triton import DRM, Dataset
 from drm_triton import export as module
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.export import Format, export
+from drm_triton.export import export
+from drm_triton.names import ExportFormat
 
 INDEXES = [
     pytest.param(name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"{name} is not installed"))
@@ -115,7 +116,7 @@ def search(folder: Path, queries: NDArray[Any], k: int) -> tuple[NDArray[Any], N
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_an_index_finds_the_recommendations(model: DRM, to: Format, tmp_path: Path) -> None:
+def test_an_index_finds_the_recommendations(model: DRM, to: ExportFormat, tmp_path: Path) -> None:
     manifest = export(model, tmp_path / "x", to=to)
     queries = np.load(tmp_path / "x" / "user_factors.npy", allow_pickle=False)
     labels, found = search(tmp_path / "x", queries, 10)
@@ -130,7 +131,7 @@ def test_an_index_finds_the_recommendations(model: DRM, to: Format, tmp_path: Pa
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_the_manifest_has_the_real_recall(to: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_has_the_real_recall(to: ExportFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # a poor graph and a narrow search, so that the index misses many items
     for name, value in (("LINKS", 4), ("EF_CONSTRUCTION", 4), ("FIRST_EF", 50), ("LAST_EF", 50)):
         monkeypatch.setattr(module, name, value)
@@ -146,7 +147,7 @@ def test_the_manifest_has_the_real_recall(to: Format, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_ef_grows_until_the_recall_is_good(to: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ef_grows_until_the_recall_is_good(to: ExportFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINKS", 4)
     monkeypatch.setattr(module, "FIRST_EF", 1)
     manifest = export(fitted("dot", items=2000), tmp_path / "x", to=to)
@@ -155,7 +156,7 @@ def test_ef_grows_until_the_recall_is_good(to: Format, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("to", INDEXES)
-def test_fewer_items_than_k_and_items_with_equal_scores(to: Format, tmp_path: Path) -> None:
+def test_fewer_items_than_k_and_items_with_equal_scores(to: ExportFormat, tmp_path: Path) -> None:
     data = Dataset.from_csr(([0, 1, 2], [0, 1]), n_items=7)
     model = DRM(factors=4, epochs=1).fit(data)
     model.item_factors[2:] = model.item_factors[2]  # an index may return any of these
@@ -164,7 +165,7 @@ def test_fewer_items_than_k_and_items_with_equal_scores(to: Format, tmp_path: Pa
 
 
 @pytest.mark.parametrize("to", ["faiss", "hnswlib"])
-def test_a_missing_package_is_named(to: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(to: ExportFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, to, None)
     with pytest.raises(InputError, match=re.escape(f"pip install 'drm-triton[{to}]'")):
         export(fitted("dot"), tmp_path / "x", to=to)
@@ -188,7 +189,7 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file size limits")
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_full_disk_leaves_nothing(to: Format, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing(to: ExportFormat, tmp_path: Path) -> None:
     import resource
 
     model = fitted("dot")

@@ -13,9 +13,9 @@ from drm_triton import DRMLoss, drm_loss, functional, relaxed_metric, soft_topk
 from drm_triton.errors import InputError
 from drm_triton.kernels import reference, why_not
 from drm_triton.kernels.weights import rank_weights
-from drm_triton.names import BackendName, Weight
+from drm_triton.names import BackendName, RelaxedMetric, Weight
 
-METRICS: tuple[functional.Metric, ...] = ("precision", "recall", "ndcg", "ap")
+METRICS: tuple[RelaxedMetric, ...] = ("precision", "recall", "ndcg", "ap")
 WEIGHTS: tuple[Weight, ...] = ("uniform", *METRICS)
 TOLERANCE: dict[torch.dtype, dict[str, Any]] = {  # of results against float64; half types round once, at the end
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
@@ -118,7 +118,7 @@ def test_relaxed_metrics_reach_the_metrics() -> None:
     scores = torch.tensor([[9.0, 7.0, 5.0, 3.0, 1.0]])
     relevance = torch.tensor([[3, 0, 1, 0, 2]])  # hits at ranks 1, 3 and 5
     third = 1 / math.log2(3)
-    expected: dict[functional.Metric, float] = {
+    expected: dict[RelaxedMetric, float] = {
         "precision": 2 / 4,
         "recall": 2 / 3,
         "ap": (1 / 1 + 2 / 3) / 3,

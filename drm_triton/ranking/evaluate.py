@@ -17,11 +17,9 @@ from torch import Tensor
 from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.errors import InputError
 from drm_triton.kernels.protocol import Backend
-from drm_triton.names import Score
+from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score
 from drm_triton.ranking.metrics import ranking_metrics
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex
-
-MIN_TRAIN = 5  # as in the paper
 
 Ranker = Callable[[NDArray[np.int64], CSR, int], NDArray[np.int32]]
 """Function (users [m], their seen items [m, N], k) -> best unseen items [m, k], padded with -1."""
@@ -46,7 +44,7 @@ def evaluate(
     rank: Ranker,
     seen: CSR,
     held_out: CSR,
-    ks: Sequence[int] = (10, 50),
+    ks: Sequence[int] = CUT_OFFS,
     min_train: int = MIN_TRAIN,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
+from drm_triton.names import HEADLINE_METRICS
 from drm_triton.ranking.evaluate import by_activity
 from drm_triton.report import svg
-from drm_triton.report.markup import HEADLINE, METRIC_TITLES, details, escape, table, value
+from drm_triton.report.markup import MAIN_METRIC, METRIC_TITLES, details, escape, table, value
 from drm_triton.report.measure import MeasuredRun, data_of
 
-CURVES = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")
 MAX_EPOCH_ROWS = 60  # of the table under the curves
 
 
@@ -19,7 +19,7 @@ def curves_section(runs: Sequence[MeasuredRun]) -> str:
     if len(without_records) == len(runs):
         return notes
     monitored = {run.monitor: None for run in runs}
-    columns = ["loss", *[*dict.fromkeys([*monitored, *CURVES])][: max(len(monitored), len(CURVES))]]
+    columns = ["loss", *[*dict.fromkeys([*monitored, *HEADLINE_METRICS])][: max(len(monitored), len(HEADLINE_METRICS))]]
     charts = ""
     for title, x_label in (("Over epochs", "epochs"), ("Over seconds of training", "seconds")):
         figures = "".join(_chart(runs, column, x_label) for column in columns)
@@ -98,12 +98,12 @@ def activity_section(runs: Sequence[MeasuredRun]) -> str:
         series, frames = [], []
         for number, run in enumerate(runs, 1):
             if run.data is data and run.evaluation is not None:
-                frames.append(by_activity(run.evaluation, HEADLINE))
-                series.append(svg.Bars(run.name, number, frames[-1][HEADLINE].to_list()))
+                frames.append(by_activity(run.evaluation, MAIN_METRIC))
+                series.append(svg.Bars(run.name, number, frames[-1][MAIN_METRIC].to_list()))
         if not frames:
             continue
         for label, evaluation in data.baselines():
-            series.append(svg.Bars(label, 0, by_activity(evaluation, HEADLINE)[HEADLINE].to_list()))
+            series.append(svg.Bars(label, 0, by_activity(evaluation, MAIN_METRIC)[MAIN_METRIC].to_list()))
         groups = [
             f"{low}{f'–{high}' if high > low else ''} interactions ({users:,} users)"
             for low, high, users in frames[0].select("min_train", "max_train", "users").iter_rows()

@@ -8,7 +8,7 @@ METRIC_TITLES = {
     "ndcg": "NDCG", "map": "MAP", "recall": "Recall", "precision": "Precision",
     "hit": "Hit rate", "mrr": "MRR", "coverage": "Coverage",
 }  # fmt: skip
-HEADLINE = "ndcg@10"
+MAIN_METRIC = "ndcg@10"  # shown at the top, and by user activity
 
 # Control characters that HTML forbids or that a parser changes. Tab and newline are allowed.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]")

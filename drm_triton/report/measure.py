@@ -14,12 +14,11 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import InputError
 from drm_triton.model import DRM
+from drm_triton.names import CUT_OFFS, MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.ranking.evaluate import MIN_TRAIN, Evaluation, evaluate, factor_ranker, measurable, popularity_ranker
+from drm_triton.ranking.evaluate import Evaluation, evaluate, factor_ranker, measurable, popularity_ranker
 from drm_triton.training.checkpoint import FILE
 from drm_triton.training.run import best_record, checkpoint_directory, read_environment, read_metrics
-
-CUT_OFFS = (10, 50)
 
 
 @dataclass(eq=False)

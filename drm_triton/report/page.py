@@ -7,12 +7,12 @@ from importlib import resources
 from string import Template
 
 from drm_triton._version import __version__
-from drm_triton.ranking.evaluate import MIN_TRAIN
+from drm_triton.names import CUT_OFFS, MIN_TRAIN
 from drm_triton.report import svg
 from drm_triton.report.charts import activity_section, curves_section
 from drm_triton.report.facts import configuration_section, data_section
-from drm_triton.report.markup import HEADLINE, METRIC_TITLES, escape, table, value
-from drm_triton.report.measure import CUT_OFFS, MeasuredRun, RunData, data_of
+from drm_triton.report.markup import MAIN_METRIC, METRIC_TITLES, escape, table, value
+from drm_triton.report.measure import MeasuredRun, RunData, data_of
 from drm_triton.report.users import users_section
 
 
@@ -68,8 +68,8 @@ def _card(number: int, run: MeasuredRun) -> str:
     else:
         assert run.popularity is not None
         figure = (
-            f'<p class="figure">{value(run.evaluation.means[HEADLINE], ".3f")}'
-            f"<span>NDCG@10 on {run.data.on}<br>popularity {run.popularity.means[HEADLINE]:.3f}</span></p>"
+            f'<p class="figure">{value(run.evaluation.means[MAIN_METRIC], ".3f")}'
+            f"<span>NDCG@10 on {run.data.on}<br>popularity {run.popularity.means[MAIN_METRIC]:.3f}</span></p>"
         )
     return f'<li class="card"><h2>{svg.run_label(number, run.name)}</h2>{figure}<p>{"<br>".join(facts)}</p></li>'
 

@@ -11,6 +11,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError
 from drm_triton.kernels.protocol import Backend
+from drm_triton.names import CUT_OFFS
 from drm_triton.ranking.evaluate import evaluate, factor_ranker, measurable
 from drm_triton.training.initialize import initial_factors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
@@ -66,7 +67,7 @@ def finish_epoch(
     monitored = can_validate(config, dataset)
     improved = not monitored
     if monitored and (state.epoch % config.eval_every == 0 or state.epoch == config.epochs):
-        cut_offs = sorted({10, 50, int(config.monitor.rpartition("@")[2])})
+        cut_offs = sorted({*CUT_OFFS, int(config.monitor.rpartition("@")[2])})
         ranker = factor_ranker(backend, state.U, state.V, config.score)
         means = evaluate(ranker, fit, dataset.valid, cut_offs).means
         record.update({f"valid/{name}": value for name, value in means.items()})

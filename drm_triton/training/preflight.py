@@ -10,7 +10,7 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.kernels.protocol import Backend
-from drm_triton.ranking.evaluate import MIN_TRAIN
+from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
 from drm_triton.training.step import list_plan, objective_of, train_step
 

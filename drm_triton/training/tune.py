@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drm_triton import atomic
-from drm_triton.config import TrainConfig, TrainOptions, in_file, overridden
+from drm_triton.config import SPACE, TrainConfig, TrainOptions, in_file, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.model import DRM
+from drm_triton.names import MIN_TRAIN
 from drm_triton.options import ALIASES, FILE_NAMES
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.ranking.evaluate import MIN_TRAIN, measurable
+from drm_triton.ranking.evaluate import measurable
 from drm_triton.training.preflight import warm_up
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
@@ -39,17 +40,6 @@ from drm_triton.training.state import EpochEnd
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The default search space, which bench/quality.py also uses for DRM.
-SPACE: dict[str, list[Any]] = {
-    "score": ["dot", "l2"],
-    "factors": [32, 64, 128],
-    "eta": [15, 45, 90],
-    "tau": [0.5, 1.0],
-    "lambda": [3.0, 10.0, 30.0],
-    "margin": [0.5, 1.0],
-    "lr": [0.05, 0.1, 0.2],
-    "epochs": [10, 20, 30],
-}
 FIXED_ONLY = ("seed", "monitor", "fit_on", "eval_every", "patience", "backend", "threads")  # never searched
 FREE = ("backend", "threads")  # may change between the sessions of a study
 

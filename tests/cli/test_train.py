@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.cli.train import HEADLINE
 from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.names import HEADLINE_METRICS
 from drm_triton.training.run import read_metrics
 from tests.conftest import call
 
@@ -122,7 +122,7 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
     code, out, _ = call("train", "--resume", path, "--json")
     assert (code, json.loads(out)) == (0, first)
     code, out, _ = call("train", "--resume", path)
-    assert out == f"trained {path} (best epoch: " + ", ".join(f"{n} {first[n]:.4f}" for n in HEADLINE) + ")\n"
+    assert out == f"trained {path} (best epoch: " + ", ".join(f"{n} {first[n]:.4f}" for n in HEADLINE_METRICS) + ")\n"
     # More epochs, of which none is better, do not hide the best one.
     records = read_metrics(path)
     best = max(records, key=lambda record: record["valid/ndcg@10"])
@@ -221,7 +221,7 @@ def test_a_damaged_env_json_is_reported(run: Path, stored: Path, text: str) -> N
             code, _, errors = call(*arguments)
             assert code == 2
             assert errors.startswith(f"error: cannot read {file}: ")
-            assert "give --dataset" in errors
+            assert "move the file away, or start a new run" in errors
         assert call("evaluate", run, "--dataset", stored)[0] == 0
     finally:
         file.write_text(whole)

@@ -11,10 +11,9 @@ import polars as pl
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.cli.tune import SEARCHED
+from drm_triton.config import SPACE
 from drm_triton.data.prepare.synthetic import Shape, generate
-from drm_triton.options import FILE_NAMES
-from drm_triton.training.tune import SPACE, tune
+from drm_triton.training.tune import tune
 from tests.conftest import call, run_python
 
 
@@ -174,7 +173,3 @@ def test_killed_interrupted_and_resumed_equals_uninterrupted(stored: Path, tmp_p
     tune(data, study, 6, factors=4, epochs=3)
     assert trials(study) == trials(whole)
     assert (study / "best.toml").read_bytes() == (whole / "best.toml").read_bytes()
-
-
-def test_the_fixed_options_are_those_of_the_space() -> None:
-    assert {FILE_NAMES.get(name, name) for name in SEARCHED} == SPACE.keys()

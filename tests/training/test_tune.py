@@ -11,9 +11,10 @@ import polars as pl
 import pytest
 
 from drm_triton import DRM, Dataset, TrainConfig
+from drm_triton.config import SPACE
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.training.tune import SPACE, Study, draws, tune
+from drm_triton.training.tune import Study, draws, tune
 
 TINY: dict[str, Any] = {"factors": 4, "epochs": 2, "init": "normal"}
 FEW: dict[str, list[Any]] = {"lr": [0.1, 0.2, 0.4], "tau": [0.5, 1.0], "score": ["dot", "l2"]}

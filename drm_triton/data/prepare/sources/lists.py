@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import polars as pl
 
 from drm_triton.data.prepare.failures import read_errors
@@ -10,14 +12,13 @@ from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.sources.base import Source
 from drm_triton.data.prepare.text import first_lines, given_separator, lines_of, to_utf8
 from drm_triton.errors import InputError
-
-LEADING = ("user", "count", "none")
+from drm_triton.names import Leading
 
 
 def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
     """Read lists of items. A user without an id gets the number of its line, from 0, in every file."""
     leading = file_format.leading or "user"
-    if leading not in LEADING:
+    if leading not in get_args(Leading):
         raise InputError(f"`leading` {leading!r} is unknown: choose user, count or none")
     files = inputs.all(("*.txt", "*.dat", "*.csv", "*.tsv", "*.lists"))
     return RawInteractions(
