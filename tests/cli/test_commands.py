@@ -1,10 +1,8 @@
 """What all commands have in common: help with examples, exit codes, errors on stderr without a traceback."""
 
-import dataclasses
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,9 @@ from unittest import mock
 import pytest
 import typer
 
-from drm_triton import DRM, Dataset, TrainConfig, doctor
+from drm_triton import DRM, Dataset, doctor
 from drm_triton import __version__ as version
 from drm_triton.cli import app
-from drm_triton.cli.messages import in_flags, select_command
-from drm_triton.cli.options import FLAGS
-from drm_triton.cli.tune import SEARCHED
-from drm_triton.errors import InputError
-from drm_triton.options import FILE_NAMES, declaration, default_text
 from tests.conftest import call, environment, run_python
 
 # For each command, arguments that name something that is not there or cannot be: exit code 2.
@@ -136,53 +129,6 @@ def test_what_nobody_foresaw_is_a_paragraph_too(
     assert (code, out) == (1, "")
     assert err.startswith(message)
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message", "printed"),
-    [
-        (["train"], "`lam` must be at least 0, got -1", "--lambda must be at least 0, got -1"),
-        (["train"], "give another `run`, or `resume=x`", "give another --run, or --resume x"),
-        (["train", "-q"], "leave out `min_rating`", "leave out `min_rating`"),  # not an option of this command
-        (["tune"], "`monitor` must be a metric", "--metric must be a metric"),
-        (
-            ["evaluate", "x"],
-            "`run` holds no model; see `drm-triton doctor`",
-            "RUN holds no model; see `drm-triton doctor`",
-        ),
-        (["recommend", "x"], 'try `unknown="skip"`', "try --unknown skip"),
-        (["bench", "kernels"], "`only` is wrong", "--only is wrong"),
-        (["nonsense"], "`lam` is wrong", "`lam` is wrong"),
-    ],
-)
-def test_python_names_in_messages_become_flags(arguments: list[str], message: str, printed: str) -> None:
-    select_command(typer.main.get_command(app), arguments)
-    assert in_flags(message) == printed
-
-
-def test_errors_and_warnings_are_printed_with_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(name: str) -> None:
-        warnings.warn("`dataset` looks strange", UserWarning, stacklevel=1)
-        raise InputError("`dataset` cannot be read")
-
-    monkeypatch.setattr("drm_triton.data.find_dataset", found)
-    printed = "warning: --dataset looks strange\nerror: --dataset cannot be read\n"
-    assert call("train", "-d", "x") == (2, "", printed)
-
-
-@pytest.mark.parametrize("command", ["train", "tune"])
-def test_options_of_a_training_follow_from_their_declaration(command: str) -> None:
-    _, out, _ = call(command, "--help")
-    text = " ".join(out.replace("\u2502", " ").split())
-    for field in dataclasses.fields(TrainConfig):
-        flag = f"--{FILE_NAMES.get(field.name, field.name).replace('_', '-')}"
-        if command == "train":
-            help = in_flags(declaration(field).help, FLAGS)
-            assert re.search(
-                rf"{flag} .{{0,20}}{re.escape(help)}[^\[]*{re.escape(f'[{default_text(field)}]')}", text
-            ), flag
-        elif field.name in (*SEARCHED, "backend", "threads"):
-            assert re.search(rf"{flag} .{{0,20}}{re.escape(declaration(field).help)}", text), flag
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,4 +1,4 @@
-"""The commands `prepare` and `info`: results, messages, exit codes, and no incomplete output."""
+"""The command `prepare`: results, messages, exit codes, and no incomplete output."""
 
 import errno
 import gzip
@@ -44,21 +44,12 @@ def fails(run: Run, *arguments: object) -> str:
     return err
 
 
-def test_prepare_and_info(run: Run) -> None:
+def test_prepare_a_table(run: Run) -> None:
     Path("ratings.csv").write_text(GOOD)
     code, out, err = run("prepare", "table", "--raw", "ratings.csv", "--out", "d", "--min-rating", 3)
     assert code == 0
     assert "interactions" in out
     assert "read: 200 rows" in err
-    code, out, err = run("info", "d", "--json")
-    facts = json.loads(out)
-    assert err == ""
-    assert facts["interactions"] == facts["train"] + facts["valid"] + facts["test"] == 120
-    assert (facts["users"], facts["items"]) == (20, 10)
-    code, out, _ = run("info", "d")
-    assert code == 0
-    assert "split random 70/10/20, seed 0" in out
-    assert "rating >= 3" in out
 
 
 def test_json_prints_one_object(run: Run) -> None:
@@ -231,7 +222,6 @@ def test_usage_errors(run: Run) -> None:
     assert "--scale" in fails(run, "prepare", "table", "--raw", "good.csv", "--scale", "2")
     assert "--users" in fails(run, "prepare", "melon", "--users", "5")
     assert "leave out --download" in fails(run, "prepare", "synthetic", "--download")
-    assert "no data set at" in fails(run, "info", "nowhere")
     assert run("prepare", "table", "--splitt", "x")[0] == 2
 
 

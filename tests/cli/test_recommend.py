@@ -1,7 +1,6 @@
-"""`recommend` and `similar` from the command line."""
+"""`recommend` from the command line, and what it has in common with `similar`."""
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from drm_triton import DRM, Dataset
-from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton import DRM
+from tests.cli.conftest import rows
 from tests.conftest import call
 
 READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
@@ -26,29 +25,13 @@ READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model of 200 users (u0, u1, ...) whose items are integers with titles."""
-    users, items = generate(Shape(users=200, items=150, interactions=4000), 0)
-    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": items})
-    data = Dataset.from_frame(frame, ratios=(1, 0, 0))
-    titled = data.items.with_columns(title=pl.format("Song No. {}", "id"))
-    data = Dataset(data.train, data.valid, data.test, data.users, titled)
-    path = tmp_path_factory.mktemp("models") / "songs"
-    DRM(factors=8, epochs=3).fit(data).save(path)
-    return path
+def run(saved_model: Path) -> Path:
+    return saved_model
 
 
 @pytest.fixture(scope="module")
 def model(run: Path) -> DRM:
     return DRM.load(run)
-
-
-def rows(*arguments: object) -> list[dict[str, Any]]:
-    """Return what a command prints with --format json."""
-    code, out, errors = call(*arguments, "--format", "json")
-    assert code == 0, errors
-    result: list[dict[str, Any]] = json.loads(out)
-    return result
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "json", "parquet"])
@@ -164,19 +147,6 @@ def test_unknown_ids(run: Path, tmp_path: Path) -> None:
     assert "skipped 1 of 2 users" in errors
 
 
-def test_similar(run: Path, model: DRM, tmp_path: Path) -> None:
-    item = int(model.interactions.item_ids[12])
-    found = rows("similar", run, "--item", item, "-k", 3)
-    assert [row["similar"] for row in found] == model.similar_items([item], 3)["similar"].to_list()
-    assert found[0]["title"] == f"Song No. {found[0]['similar']}"
-    assert [row["similar"] for row in rows("similar", run, "--user", "u5", "-k", 3)] == model.similar_users(["u5"], 3)[
-        "similar"
-    ].to_list()
-    code, out, _ = call("similar", run, "--user", "u5", "--user", "u6", "-k", 1)
-    assert code == 0
-    assert [line for line in out.splitlines() if line.startswith("user")] == ["user u5", "user u6"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -209,10 +179,6 @@ def test_similar(run: Path, model: DRM, tmp_path: Path) -> None:
         (["recommend", "--history", "{dir}/other.csv"], "its columns are ['a', 'b']"),
         (["recommend", "--history", "{dir}/gap.csv"], "data row 2 has no user or no item"),
         (["recommend", "--history", "{dir}/header.csv"], "has a header but no rows"),
-        (["similar"], "give either --item ID or --user ID"),
-        (["similar", "--item", "5", "--user", "u1"], "give either --item ID or --user ID"),
-        (["similar", "--item", "9999"], "unknown item id: '9999'"),
-        (["similar", "--item", "5", "--k", "-3"], "--k must be an integer of at least 1, got -3"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

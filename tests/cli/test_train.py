@@ -1,4 +1,4 @@
-"""`train` and `evaluate` from the command line."""
+"""`train` from the command line."""
 
 import json
 from pathlib import Path
@@ -11,23 +11,6 @@ from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.names import HEADLINE_METRICS
 from drm_triton.training.run import read_metrics
 from tests.conftest import call
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    users, items = generate(Shape(users=200, items=150, interactions=4000), 0)
-    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [f"song {i}" for i in items]})
-    path = tmp_path_factory.mktemp("data") / "songs"
-    Dataset.from_frame(frame).save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "songs"
-    code, _, errors = call("train", "-d", stored, "--run", path, "--factors", 8, "--epochs", 2)
-    assert code == 0, errors
-    return path
 
 
 def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None:
@@ -142,11 +125,6 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
         (["train", "-d", "{data}", "--backend", "triton"], "triton cannot be used"),
         (["train", "-d", "{data}", "--run", "{run}"], "already contains a run"),
         (["train", "--resume", "{data}"], "is not a run directory"),
-        (["evaluate", "{data}"], "there is no model"),
-        (["evaluate", "{run}", "--on", "train"], "--on must be valid or test"),
-        (["evaluate", "{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
-        (["evaluate", "{run}", "--k", "0"], "--k must be cut-offs from 1 to 1000"),
-        (["evaluate", "{run}", "--k", "ten"], "--k must be cut-offs from 1 to 1000"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -180,37 +158,6 @@ def test_what_cannot_be_trained_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_evaluate_prints_a_table_beside_popularity(run: Path) -> None:
-    code, out, _ = call("evaluate", run, "--on", "test")
-    assert code == 0
-    assert "popularity" in out
-    for name in ("ndcg@10", "map@10", "recall@50", "precision@10", "hit@10", "mrr@10", "coverage@50"):
-        assert name in out
-
-
-def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_path: Path) -> None:
-    file = tmp_path / "users.parquet"
-    code, out, _ = call("evaluate", run, "--on", "valid", "--k", "5,20", "--json", "--per-user", file, "--by-activity")
-    assert code == 0
-    means = json.loads(out)
-    assert {"ndcg@5", "map@5", "map_k@5", "recall@20", "popularity"} <= means.keys()
-    per_user = pl.read_parquet(file)
-    groups = means["by_activity"]
-    assert len(groups) > 1
-    assert sum(group["users"] for group in groups) == means["users"]
-    for group in groups:
-        members = per_user.filter(pl.col("n_train").is_between(group["min_train"], group["max_train"]))
-        assert len(members) == group["users"]
-        assert group.keys() == {"users", "min_train", "max_train", *(name for name in per_user.columns if "@" in name)}
-        assert all(group[name] == pytest.approx(members[name].mean()) for name in group if "@" in name)
-    assert per_user["user"].str.starts_with("u").all()
-    assert means["ndcg@5"] == pytest.approx(per_user["ndcg@5"].mean())
-    assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
-    assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
-    code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
-    assert "mean ndcg@10 by training interactions" in out
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00"])
 def test_a_damaged_env_json_is_reported(run: Path, stored: Path, text: str) -> None:
     file = run / "env.json"
@@ -225,21 +172,3 @@ def test_a_damaged_env_json_is_reported(run: Path, stored: Path, text: str) -> N
         assert call("evaluate", run, "--dataset", stored)[0] == 0
     finally:
         file.write_text(whole)
-
-
-def test_where_the_metrics_of_users_go_is_checked_before_ranking(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("drm_triton.model.DRM.load", lambda path: pytest.fail("came as far as the model"))
-    code, _, errors = call("evaluate", run, "--per-user", tmp_path)
-    assert code == 2
-    assert f"cannot write {tmp_path}: it is a directory; give another --per-user" in errors
-
-
-def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    call("train", "-d", stored, "--run", path, "--factors", 4, "--epochs", 1, "--fit-on", "train+valid")
-    code, _, errors = call("evaluate", path, "--on", "valid")
-    assert code == 2
-    assert "was fitted on train+valid, so it cannot be measured on valid" in errors
-    assert call("evaluate", path, "--on", "test")[0] == 0

@@ -7,22 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from drm_triton import Dataset
 from drm_triton.config import SPACE
-from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.training.tune import tune
 from tests.conftest import call, run_python
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    users, items = generate(Shape(users=150, items=100, interactions=3000), 0)
-    path = tmp_path_factory.mktemp("data") / "songs"
-    Dataset.from_frame(pl.DataFrame({"user": users, "item": items})).save(path)
-    return path
 
 
 def trials(study: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,77 @@
+"""`evaluate` from the command line."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.conftest import call
+
+
+def test_evaluate_prints_a_table_beside_popularity(run: Path) -> None:
+    code, out, _ = call("evaluate", run, "--on", "test")
+    assert code == 0
+    assert "popularity" in out
+    for name in ("ndcg@10", "map@10", "recall@50", "precision@10", "hit@10", "mrr@10", "coverage@50"):
+        assert name in out
+
+
+def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_path: Path) -> None:
+    file = tmp_path / "users.parquet"
+    code, out, _ = call("evaluate", run, "--on", "valid", "--k", "5,20", "--json", "--per-user", file, "--by-activity")
+    assert code == 0
+    means = json.loads(out)
+    assert {"ndcg@5", "map@5", "map_k@5", "recall@20", "popularity"} <= means.keys()
+    per_user = pl.read_parquet(file)
+    groups = means["by_activity"]
+    assert len(groups) > 1
+    assert sum(group["users"] for group in groups) == means["users"]
+    for group in groups:
+        members = per_user.filter(pl.col("n_train").is_between(group["min_train"], group["max_train"]))
+        assert len(members) == group["users"]
+        assert group.keys() == {"users", "min_train", "max_train", *(name for name in per_user.columns if "@" in name)}
+        assert all(group[name] == pytest.approx(members[name].mean()) for name in group if "@" in name)
+    assert per_user["user"].str.starts_with("u").all()
+    assert means["ndcg@5"] == pytest.approx(per_user["ndcg@5"].mean())
+    assert (run / "activity-valid.png").read_bytes().startswith(b"\x89PNG")
+    assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
+    code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
+    assert "mean ndcg@10 by training interactions" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{data}"], "there is no model"),
+        (["{run}", "--on", "train"], "--on must be valid or test"),
+        (["{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
+        (["{run}", "--k", "0"], "--k must be cut-offs from 1 to 1000"),
+        (["{run}", "--k", "ten"], "--k must be cut-offs from 1 to 1000"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, stored: Path, run: Path) -> None:
+    code, _, errors = call("evaluate", *(a.format(data=stored, run=run) for a in arguments))
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors
+
+
+def test_where_the_metrics_of_users_go_is_checked_before_ranking(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drm_triton.model.DRM.load", lambda path: pytest.fail("came as far as the model"))
+    code, _, errors = call("evaluate", run, "--per-user", tmp_path)
+    assert code == 2
+    assert f"cannot write {tmp_path}: it is a directory; give another --per-user" in errors
+
+
+def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    call("train", "-d", stored, "--run", path, "--factors", 4, "--epochs", 1, "--fit-on", "train+valid")
+    code, _, errors = call("evaluate", path, "--on", "valid")
+    assert code == 2
+    assert "was fitted on train+valid, so it cannot be measured on valid" in errors
+    assert call("evaluate", path, "--on", "test")[0] == 0

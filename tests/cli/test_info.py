@@ -1,0 +1,40 @@
+"""`info` from the command line."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from drm_triton import Dataset
+from tests.conftest import call
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """Prepare 20 users with 10 items each, of which the threshold keeps 6."""
+    rows = [(user, item, (user + item) % 5 + 1) for user in range(20) for item in range(10)]
+    frame = pl.DataFrame(rows, schema=["user", "item", "rating"], orient="row")
+    Dataset.from_frame(frame, min_rating=3).save(tmp_path / "d")
+    return tmp_path / "d"
+
+
+def test_json_holds_the_counts(prepared: Path) -> None:
+    code, out, err = call("info", prepared, "--json")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert facts["interactions"] == facts["train"] + facts["valid"] + facts["test"] == 120
+    assert (facts["users"], facts["items"]) == (20, 10)
+
+
+def test_text_describes_filters_and_split(prepared: Path) -> None:
+    code, out, _ = call("info", prepared)
+    assert code == 0
+    assert "split random 70/10/20, seed 0" in out
+    assert "rating >= 3" in out
+
+
+def test_a_missing_data_set(tmp_path: Path) -> None:
+    code, out, err = call("info", tmp_path / "nowhere")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no data set at")
