@@ -3,8 +3,9 @@
 import csv
 import json
 import math
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -135,10 +136,13 @@ def test_a_finished_study_trains_nothing(six: Study, data: Dataset, monkeypatch:
     assert (six.path / "trials.jsonl").read_bytes() == before
 
 
-def test_a_time_limit_starts_no_further_trial(data: Dataset, tmp_path: Path) -> None:
+def test_a_time_limit_starts_no_further_trial(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()  # a clock that advances by a second whenever it is read
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
+    monkeypatch.setattr("drm_triton.training.tune.time", clock)
     assert tune(data, tmp_path, 6, seconds=0, space=FEW, **TINY).records == []
     assert not (tmp_path / "best.toml").exists()
-    assert 1 <= len(tune(data, tmp_path, 6, seconds=1e-3, space=FEW, **TINY).records) < 6
+    assert len(tune(data, tmp_path, 6, seconds=2.5, space=FEW, **TINY).records) == 2
 
 
 def test_a_trial_that_diverges_is_recorded_and_the_study_goes_on(data: Dataset, tmp_path: Path) -> None:
