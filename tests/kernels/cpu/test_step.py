@@ -13,7 +13,6 @@ from tests.kernels.cpu.conftest import interactions
 
 @pytest.mark.parametrize("score", get_args(Score))
 @pytest.mark.parametrize("share", [1, 4])
-@pytest.mark.usefixtures("n_threads")
 def test_fifty_steps(score: Score, share: int) -> None:
     """Fifty steps are as near to a float64 run as the reference is in float32.
 
