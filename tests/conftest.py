@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -45,18 +46,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the CPU kernels into Numba's cache before the workers of pytest-xdist start, or each would do it."""
     if session.config.getoption("numprocesses", None):
-        compile_kernels()
+        programs = [COMPILE_TRAINING, COMPILE_SHARED + COMPILE_LOSSES]
+        with ThreadPoolExecutor() as pool:
+            for done in pool.map(lambda program: run_python("-c", program), programs):
+                if done.returncode:
+                    raise pytest.UsageError(f"the CPU kernels cannot be compiled:\n{done.stderr}")
 
 
-def compile_kernels() -> None:
-    """Run the operations that most tests use once, on toy data."""
-    from drm_triton import DRM, Dataset, drm_loss
-
-    data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
-    for share in (1, 32):
-        DRM(factors=4, epochs=1, share=share, backend="cpu").fit(data).recommend(k=1)
-    scores = torch.zeros(1, 3, requires_grad=True)
-    drm_loss(scores, torch.tensor([[1.0, 0.0, 0.0]])).backward()
+# Programs that run the operations which most tests use once, on toy data. Together they use two cores.
+COMPILE_TRAINING = """
+from drm_triton import DRM, Dataset
+data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
+DRM(factors=4, epochs=1, share=1, backend="cpu").fit(data).recommend(k=1)
+"""
+COMPILE_SHARED = """
+import torch
+from drm_triton.kernels import cpu
+from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
+U, V, items = torch.ones(1, 4), torch.ones(3, 4), torch.tensor([[0, 1], [2, 1]], dtype=torch.int32)
+shared = SharedNegatives(2, items[:1, 1:], torch.zeros(2, 1, dtype=torch.bool))
+batch = ListBatch(torch.zeros(2, dtype=torch.int32), items, shared)
+g = cpu.list_gradients(U, V, batch, Objective(1)).g
+cpu.update_rows(V, torch.ones_like(V), GradientTerms.of_items(batch, g, U), 0.1, "dot")
+"""
+COMPILE_LOSSES = """
+from drm_triton import drm_loss, soft_topk
+for dtype in (torch.float32, torch.float64):
+    scores = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
+    (drm_loss(scores, torch.tensor([[1, 0, 0]]).to(dtype)) + soft_topk(scores, 2).sum()).backward()
+"""
 
 
 def repository_root() -> Path:

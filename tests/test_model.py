@@ -101,42 +101,6 @@ def test_a_resumed_run_names_options_as_python_does(tmp_path: Path) -> None:
         DRM(factors=3, lam=3, epochs=1).fit(data, run=tmp_path / "run", resume=True)
 
 
-CALLS = """
-from pathlib import Path
-from drm_triton.data.dataset import Dataset
-from drm_triton.model import DRM
-from drm_triton.training.tune import tune
-
-def calls(data: Dataset) -> None:
-    DRM(factors=32, lam=3, score="l2", eta=None)
-    DRM(facters=32)
-    DRM(factors="many")
-    DRM(score="cosine")
-    tune(data, Path("study"), trials=3, factors=32, score="l2")
-    tune(data, Path("study"), facters=32)
-    tune(data, Path("study"), score="cosine")
-"""
-
-
-def test_a_type_checker_finds_wrong_keywords(tmp_path: Path, repository: Path) -> None:
-    api = pytest.importorskip("mypy.api")
-    file = tmp_path / "calls.py"
-    file.write_text(CALLS)
-    options = ["--config-file", str(repository / "pyproject.toml"), "--cache-dir", str(repository / ".mypy_cache")]
-    found, _, _ = api.run(
-        [*options, "--follow-imports", "silent", "--no-error-summary", "--hide-error-context", str(file)]
-    )
-    lines = CALLS.splitlines()
-    wrong = [lines[int(line.split(":")[1]) - 1].strip() for line in found.splitlines() if ": error: " in line]
-    assert wrong == [
-        "DRM(facters=32)",
-        'DRM(factors="many")',
-        'DRM(score="cosine")',
-        'tune(data, Path("study"), facters=32)',
-        'tune(data, Path("study"), score="cosine")',
-    ], found
-
-
 def test_the_threads_of_one_model_are_not_those_of_the_next(threads: None) -> None:
     def in_use() -> tuple[int, int]:
         return n_threads(), torch.get_num_threads()

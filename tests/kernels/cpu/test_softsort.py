@@ -84,7 +84,7 @@ def test_thousands_of_entries() -> None:
 @pytest.mark.parametrize("tau", [0.3, 3.0])
 def test_gradient_of_a_float32_list_is_as_exact_at_any_length(n: int, tau: float) -> None:
     """The largest error over the largest entry stays at a few roundings of a score over tau."""
-    s, y, w, mask, _ = case(n, 10, n, 3, torch.float32, ragged=False)
+    s, y, w, mask, _ = case(n, 10 if n < LONG else 3, n, 3, torch.float32, ragged=False)
     want = reference.drm_lists(s.double(), y.double(), w.double(), tau, mask)[1]
     error = (cpu.drm_lists(s, y, w, tau, mask)[1] - want).abs().amax(1) / want.abs().amax(1)
     assert error.max() < 30 * 2.0**-23 / min(tau, 1)
