@@ -119,10 +119,11 @@ def test_another_study_and_no_trials_exit_with_2(stored: Path, tmp_path: Path) -
 
 # The command, which sends itself a signal in the second epoch of one trial.
 SIGNALLED = """
-import os, sys
+import os, signal, sys
 from drm_triton.cli import main
 from drm_triton.training.tune import Study
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores the signal
 trial, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 attempt = Study.attempt
 
