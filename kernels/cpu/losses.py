@@ -5,15 +5,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drm_triton.kernels.cpu.active import ACTIVE_MIN, gather
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, smallest
 from drm_triton.kernels.cpu.softsort import (
-    KEPT,
     SortBuffers,
+    active_items,
     all_finite,
     pad,
     relaxed_topk,
     relaxed_topk_gradient,
+    shortened,
     sort_buffers,
 )
 
@@ -51,7 +53,7 @@ class ListBuffers(NamedTuple):
 def list_buffers(n, weights):
     """Allocate buffers for a list of n items."""
     rows = np.empty((4, padded(n, LANES)), np.float32)
-    sorting = sort_buffers(n, min(KEPT, weights.size), rows[0])
+    sorting = sort_buffers(n, weights.size, rows[0])
     return ListBuffers(rows[0], rows[1], rows[2], rows[3], weights.copy(), sorting)
 
 
@@ -137,23 +139,36 @@ def average_precision_weights(s, rho, weights, hits, w):
 @inline
 def drm_loss(s, loss, buffers, g):
     """Return the DRM loss ||y - Q||^2 and add lam times its gradient to g."""
-    n = s.size
-    x, q, ds, w = buffers.s, buffers.q, buffers.ds, buffers.w
-    for j in range(n):
-        x[j] = s[j]
-    pad(x, n)
+    n, rho, w = s.size, loss.rho, buffers.w
     if loss.ap:
-        average_precision_weights(s, loss.rho, loss.weights, buffers.hits, w)
-    relaxed_topk(x, n, w, loss.tau, buffers.sorting, q)
-    for j in range(loss.rho):
+        average_precision_weights(s, rho, loss.weights, buffers.hits, w)
+    active = buffers.sorting.active[:n]
+    if n < ACTIVE_MIN:
+        for j in range(n):
+            buffers.s[j] = s[j]
+    else:
+        _, active = active_items(s, n, w, loss.tau, buffers.sorting)
+        gather(s, active, buffers.s)
+        rho = 0  # of the active items, the first ones are positives
+        while rho < active.size and active[rho] < loss.rho:
+            rho += 1
+    m, size = active.size, padded(active.size, LANES)
+    x, q, ds, sorting = buffers.s[:size], buffers.q[:size], buffers.ds[:size], shortened(buffers.sorting, m)
+    pad(x, m)
+    relaxed_topk(x, m, w, loss.tau, sorting, q)
+    for j in range(rho):
         q[j] -= f32(1)  # Q - y
-    square, scale = f32(0), f32(2) * loss.lam
-    for j in range(q.size):
+    square, scale = f32(loss.rho - rho), f32(2) * loss.lam  # Q is 0 for the positives that are not active
+    for j in range(size):
         square += q[j] * q[j]
         q[j] *= scale
-    relaxed_topk_gradient(x, n, w, loss.tau, q, buffers.sorting, ds)
-    for j in range(n):
-        g[j] += ds[j]
+    relaxed_topk_gradient(x, m, w, loss.tau, q, sorting, ds)
+    if n < ACTIVE_MIN:
+        for j in range(n):
+            g[j] += ds[j]
+    else:
+        for i in range(m):
+            g[active[i]] += ds[i]
     return square
 
 

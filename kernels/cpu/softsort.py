@@ -12,8 +12,9 @@ dz_k = w_k P_k (q - <P_k, q>) / tau and G = sum_k dz_k, whose sum over the list 
 
 This is the gradient of the reference, again without terms of size n G that cancel for the first ranks.
 
-Short lists compute all n^2 pairs in vector registers, with 3 and 5 vector operations per 8 or 16 pairs. Long lists are
-sorted and use running sums. Arrays are padded to a multiple of LANES with entries that have P = 0.
+Short lists compute all n^2 pairs in vector registers, with 3 and 5 vector operations per 8 or 16 pairs. Of a long list,
+only the active items are processed (`active`). If these are still many, they are sorted and use running sums. Arrays
+are padded to a multiple of LANES with entries that have P = 0.
 
 The first part of this file sorts one list and is used by training. The second part contains the operations
 `soft_topk_forward`, `soft_topk_backward` and `drm_lists` on batches of lists with masks.
@@ -31,12 +32,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import FLOATS, check_softsort
+from drm_triton.kernels.cpu.active import ACTIVE_MIN, active_threshold, find_active, gather, scatter
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, kernel
 from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, smallest, sum_above, sum_pairs
 
-KEPT = 8  # rows P_k that are kept in the first-level cache from Q to its gradient; the others are computed twice
+KEPT = 8  # rows P_k of n entries that are kept from Q to its gradient; the others are computed twice
 PAIRWISE_MAX = 640  # longest list that computes all pairs; from about this length sorting is faster (AVX-512, float32)
 
 f32 = np.float32
@@ -90,29 +92,32 @@ class SortBuffers(NamedTuple):
 
     R: NDArray[Any]  # [padded n], R_j = sum_l max(0, s_l - s_j)
     G: NDArray[Any]  # [padded n], sum_k dz_k
-    rows: NDArray[Any]  # [(kept + 1) * padded n], P_k times totals[k - 1] for the ranks kept, and one more row
-    totals: NDArray[Any]  # [kept]
+    rows: NDArray[Any]  # [(KEPT + 1) * padded n] or less, P_k times totals[k - 1] for the ranks kept, and one more row
+    totals: NDArray[Any]  # [ranks kept]
     order: NDArray[np.int64]  # [n], positions in ascending order of the scores, for long lists
+    active: NDArray[np.int64]  # [n], positions of the active items, for long lists
 
 
 @allocating
-def sort_buffers(n, kept, like):
-    """Allocate buffers of the type of `like` for lists of up to n entries that keep the rows of `kept` ranks."""
+def sort_buffers(n, ranks, like):
+    """Allocate buffers of the type of `like` for lists of up to n entries that keep the rows of up to `ranks` ranks."""
     size = padded(n, LANES)
     return SortBuffers(
         np.empty(size, like.dtype),
         np.empty(size, like.dtype),
-        np.empty((kept + 1) * size, like.dtype),
-        np.empty(kept, like.dtype),
+        np.empty((min(KEPT, ranks) + 1) * size, like.dtype),
+        np.empty(ranks, like.dtype),
+        np.empty(n, np.int64),
         np.empty(n, np.int64),
     )
 
 
 @inline
 def shortened(buffers, n):
-    """Return the part of the buffers that a list of n entries uses."""
+    """Return the part of the buffers that a list of n entries uses. The shorter it is, the more rows are kept."""
+    R, G, rows, totals, order, active = buffers
     size = padded(n, LANES)
-    return SortBuffers(buffers.R[:size], buffers.G[:size], buffers.rows, buffers.totals, buffers.order[:n])
+    return SortBuffers(R[:size], G[:size], rows, totals[: rows.size // size - 1], order[:n], active)
 
 
 @inline
@@ -247,13 +252,28 @@ def all_finite(x):
     return total < np.inf  # false for NaN too
 
 
+@inline
+def active_items(x, n, w, tau, buffers):
+    """Return the lowest score that takes part in Q, and the positions of the entries with at least this score.
+
+    x : scores of the n items of the list, and any number of entries -inf
+    """
+    theta = x.dtype.type(np.finfo(x.dtype).min)
+    if n >= ACTIVE_MIN:
+        K = w.size
+        while K > 1 and w[K - 1] == 0:
+            K -= 1
+        theta = active_threshold(x, n, K, tau, buffers.rows)
+    return theta, buffers.active[: find_active(x, theta, buffers.active)]
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Operations on batches of lists with masks, for `drm_loss`. Training does not use them. The entries of a list that are
-# not masked are packed, and the result is unpacked.
+# not masked are packed, of a long list only the active ones, and the result is unpacked.
 
 
 class PackedBuffers(NamedTuple):
-    """Buffers for the entries of one list that are not masked, padded to a multiple of LANES."""
+    """Buffers for the entries of one list that take part, padded to a multiple of LANES."""
 
     s: NDArray[Any]  # [padded n] scores
     y: NDArray[Any]  # [padded n] relevance; only `drm_of_list` uses it
@@ -264,47 +284,54 @@ class PackedBuffers(NamedTuple):
 
 
 @allocating
-def packed_buffers(n, kept, like):
-    """Allocate buffers of the type of `like` for lists of up to n entries that keep the rows of `kept` ranks."""
+def packed_buffers(n, ranks, like):
+    """Allocate buffers of the type of `like` for lists of up to n entries that keep the rows of up to `ranks` ranks."""
     rows = np.empty((5, padded(n, LANES)), like.dtype)
-    return PackedBuffers(rows[0], rows[1], rows[2], rows[3], rows[4], sort_buffers(n, kept, like))
+    return PackedBuffers(rows[0], rows[1], rows[2], rows[3], rows[4], sort_buffers(n, ranks, like))
 
 
 @inline
-def pack_entries(mask, source, packed):
-    """Copy the entries that are not masked; return their number."""
-    length = 0
-    for j in range(mask.size):
-        if mask[j]:
-            packed[length] = source[j]
-            length += 1
-    return length
+def pack_scores(s, w, tau, mask, buffers):
+    """Pack the scores of the entries that take part.
+
+    Returns whether all entries that are not masked are finite, the lowest score that takes part, the positions of the
+    packed entries, and the buffers for them.
+    """
+    x, zero, absent = buffers.s[: s.size], s.dtype.type(0), s.dtype.type(-np.inf)
+    n, total = 0, zero
+    for j in range(s.size):
+        n += mask[j]
+        total += abs(s[j]) if mask[j] else zero
+        x[j] = s[j] if mask[j] else absent
+    finite = total < np.inf  # false for NaN too
+    theta, active = zero, buffers.sorting.active[:0]
+    if finite and n > 0:
+        theta, active = active_items(x, n, w, tau, buffers.sorting)
+        gather(x, active, x)
+        pad(buffers.s[: padded(active.size, LANES)], active.size)
+    m = active.size
+    size = padded(max(m, 1), LANES)
+    s, y, Q, q, ds, sorting = buffers
+    return finite, theta, active, PackedBuffers(s[:size], y[:size], Q[:size], q[:size], ds[:size], shortened(sorting, max(m, 1)))
 
 
 @inline
-def unpack_entries(mask, packed, target):
-    """Copy packed entries to the positions that are not masked; write 0 to the others."""
-    length = 0
-    for j in range(mask.size):
-        if mask[j]:
-            target[j] = packed[length]
-            length += 1
-        else:
-            target[j] = 0
+def unpack(packed, active, finite, mask, x):
+    """Copy packed entries to their positions and write 0 to the others, or NaN to all if not all scores are finite."""
+    if finite:
+        scatter(packed, active, x)
+    else:
+        for j in range(mask.size):
+            x[j] = np.nan if mask[j] else 0
 
 
 @inline
 def forward_list(s, w, tau, mask, buffers, Q):
     """Compute Q of one list."""
-    n = pack_entries(mask, s, buffers.s)
-    size = padded(n, LANES)
-    packed_s, packed_Q = buffers.s[:size], buffers.Q[:size]
-    if not all_finite(packed_s[:n]):
-        packed_Q[:] = np.nan
-    elif n > 0:
-        pad(packed_s, n)
-        relaxed_topk(packed_s, n, w, tau, shortened(buffers.sorting, n), packed_Q)
-    unpack_entries(mask, packed_Q, Q)
+    finite, _, active, packed = pack_scores(s, w, tau, mask, buffers)
+    if active.size > 0:
+        relaxed_topk(packed.s, active.size, w, tau, packed.sorting, packed.Q)
+    unpack(packed.Q, active, finite, mask, Q)
 
 
 @kernel
@@ -318,19 +345,14 @@ def forward_lists(start, stop, s, w, tau, mask, Q):
 @inline
 def backward_list(s, w, tau, mask, q, buffers, ds):
     """Compute the gradient of one list."""
-    n = pack_entries(mask, s, buffers.s)
-    pack_entries(mask, q, buffers.q)
-    size = padded(n, LANES)
-    packed_s, packed_q, packed_ds = buffers.s[:size], buffers.q[:size], buffers.ds[:size]
-    if not all_finite(packed_s[:n]):
-        packed_ds[:] = np.nan
-    elif n > 0:
-        pad(packed_s, n)
-        packed_q[n:] = 0
-        sorting = shortened(buffers.sorting, n)
-        above_sums(packed_s, n, sorting.R, sorting.order)
-        relaxed_topk_gradient(packed_s, n, w, tau, packed_q, sorting, packed_ds)
-    unpack_entries(mask, packed_ds, ds)
+    finite, _, active, packed = pack_scores(s, w, tau, mask, buffers)
+    n = active.size
+    if n > 0:
+        gather(q, active, packed.q)
+        packed.q[n:] = 0
+        above_sums(packed.s, n, packed.sorting.R, packed.sorting.order)
+        relaxed_topk_gradient(packed.s, n, w, tau, packed.q, packed.sorting, packed.ds)
+    unpack(packed.ds, active, finite, mask, ds)
 
 
 @kernel
@@ -345,33 +367,27 @@ def backward_lists(start, stop, s, w, tau, mask, q, ds):
 def drm_of_list(s, y, w, tau, mask, buffers, ds):
     """Return the loss of one list and write its gradient to ds."""
     real = s.dtype.type
-    n = pack_entries(mask, s, buffers.s)
-    pack_entries(mask, y, buffers.y)
-    size = padded(n, LANES)
-    packed_s, packed_y, packed_Q = buffers.s[:size], buffers.y[:size], buffers.Q[:size]
-    packed_q, packed_ds = buffers.q[:size], buffers.ds[:size]
-    square = real(0)
-    if not all_finite(packed_s[:n]):
-        square = real(np.nan)
-        packed_ds[:] = np.nan
-    elif n > 0:
-        pad(packed_s, n)
-        packed_y[n:] = 0
-        sorting = shortened(buffers.sorting, n)
-        relaxed_topk(packed_s, n, w, tau, sorting, packed_Q)
-        for j in range(size):
-            residual = packed_y[j] - packed_Q[j]
+    finite, theta, active, packed = pack_scores(s, w, tau, mask, buffers)
+    n, square = active.size, real(0 if finite else np.nan)
+    if n > 0:
+        for j in range(s.size):  # Q is 0 for the items that are not active
+            square += y[j] * y[j] if mask[j] & (s[j] < theta) else real(0)
+        gather(y, active, packed.y)
+        packed.y[n:] = 0
+        relaxed_topk(packed.s, n, w, tau, packed.sorting, packed.Q)
+        for j in range(packed.s.size):
+            residual = packed.y[j] - packed.Q[j]
             square += residual * residual
-            packed_q[j] = real(-2) * residual
-        relaxed_topk_gradient(packed_s, n, w, tau, packed_q, sorting, packed_ds)
-    unpack_entries(mask, packed_ds, ds)
+            packed.q[j] = real(-2) * residual
+        relaxed_topk_gradient(packed.s, n, w, tau, packed.q, packed.sorting, packed.ds)
+    unpack(packed.ds, active, finite, mask, ds)
     return square
 
 
 @kernel
 def drm_of_lists(start, stop, s, y, w, tau, mask, loss, ds):
     """Compute losses and gradients of lists start .. stop - 1."""
-    buffers = packed_buffers(s.shape[1], min(KEPT, w.shape[1]), s)
+    buffers = packed_buffers(s.shape[1], w.shape[1], s)
     for b in range(start, stop):
         loss[b] = drm_of_list(s[b], y[b], w[b], tau, mask[b], buffers, ds[b])
 

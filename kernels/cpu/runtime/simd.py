@@ -1,4 +1,4 @@
-"""Loops whose sums stay in vector registers: small matrix products, sums over pairs, the smallest and largest number.
+"""Loops whose sums stay in vector registers: small matrix products, sums over pairs or a range, smallest and largest.
 
 Numba compiles plain loops to code that stores these sums in each iteration, so they are built as LLVM IR. Arrays are
 padded to whole vectors. Float64, which is used for checks and not for speed, has half as many numbers in a vector.
@@ -198,6 +198,60 @@ def _extreme(relation: str, choose):
 
 
 smallest, largest = _extreme("<", min), _extreme(">", max)  # of an array without NaN that is not empty
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Numbers in a range
+
+
+@intrinsic
+def _between_vectors(context, x, n, low, high):
+    """Return what `between` does, for the first n entries; n is a positive multiple of UNROLL * LANES."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args, ("x", "n", "low", "high"))
+        low, high = at.splat(at["low"]), at.splat(at["high"])
+        one = ir.Constant(at.vector, [1] * at.lanes)
+
+        def step(index, sums):
+            results = []
+            for i, (total, number) in enumerate(zip(sums[::2], sums[1::2], strict=True)):
+                value = at.load("x", builder.add(index, at.i64(i * at.lanes)), at.vector)
+                above, below = builder.fcmp_ordered(">", value, low), builder.fcmp_ordered("<", value, high)
+                inside = builder.and_(above, below)
+                results.append(builder.fadd(total, builder.select(inside, builder.fsub(value, low), at.zero)))
+                results.append(builder.fadd(number, builder.select(inside, one, at.zero)))
+            return results
+
+        sums = at.loop(at["n"], UNROLL * at.lanes, 2 * UNROLL * [at.zero], step)
+        totals = []
+        for parts in (sums[::2], sums[1::2]):
+            vector = parts[0]
+            for part in parts[1:]:
+                vector = builder.fadd(vector, part)
+            half = at.lanes // 2
+            while half > 0:
+                swapped = ir.Constant(ir.VectorType(ir.IntType(32), at.lanes), [i ^ half for i in range(at.lanes)])
+                vector = builder.fadd(vector, builder.shuffle_vector(vector, vector, swapped))
+                half //= 2
+            totals.append(builder.extract_element(vector, ir.Constant(ir.IntType(32), 0)))
+        return context.make_tuple(builder, signature.return_type, totals)
+
+    return types.UniTuple(x.dtype, 2)(x, types.int64, x.dtype, x.dtype), build
+
+
+@inline
+def between(x, low, high):
+    """Return the sum of x_j - low over the numbers x_j between low and high, and how many these are."""
+    total, number = x.dtype.type(0), x.dtype.type(0)
+    whole = x.size // (UNROLL * LANES) * (UNROLL * LANES)
+    if whole > 0:
+        total, number = _between_vectors(x, whole, low, high)
+    for j in range(whole, x.size):
+        if low < x[j] < high:
+            total += x[j] - low
+            number += x.dtype.type(1)
+    return total, number
 
 
 # ---------------------------------------------------------------------------------------------------------------
