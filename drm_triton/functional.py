@@ -303,7 +303,7 @@ def _cached_backend(device: str, environment: str | None) -> Backend:
 
 
 def _trim(w: Tensor, s: Tensor) -> Tensor:
-    """Remove the ranks that no list uses. With k = None w has n columns, because shapes cannot depend on values."""
+    """Remove the ranks that no list uses. With k = None, w of a compiled model has n columns."""
     if w.shape[1] == s.shape[1]:
         used = (w != 0).any(0) * torch.arange(1, w.shape[1] + 1, device=w.device)
         w = w[:, : max(1, int(used.max()))]
@@ -320,11 +320,12 @@ def _prepare(
     """Return scores and relevance [B, n] in the type to compute in, padding zeroed; weights [B, K]; mask [B, n]."""
     dtype = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     s, y = scores.to(dtype), relevance.detach().to(dtype)
+    narrow = not torch.compiler.is_compiling()  # while tracing, shapes cannot depend on values
     if mask is None:
-        mask = torch.ones_like(s, dtype=torch.bool)
-        return s, y, rank_weights(s.detach(), y, k, weight, mask), mask
+        w = rank_weights(s.detach(), y, k, weight, None, narrow)
+        return s, y, w, torch.ones_like(s, dtype=torch.bool)
     s, y = torch.where(mask, s, 0), torch.where(mask, y, 0)  # padding can contain any value
-    w = rank_weights(s.detach(), y, k, weight, mask)
+    w = rank_weights(s.detach(), y, k, weight, mask, narrow)
     # A list of padding alone has weights 0. Without its mask the softmax is defined: loss and gradient are 0, not NaN.
     return s, y, w, mask | ~mask.any(-1, keepdim=True)
 
@@ -383,22 +384,36 @@ def _tangent(scores: Tensor) -> Tensor | None:
 
 
 def _check_values(function: str, scores: Tensor, relevance: Tensor | None, tau: float, mask: Tensor | None) -> None:
-    exists = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     # No sum over a list exceeds 8 n max|s|, before or after the division by tau.
     dtype = scores.dtype if scores.dtype == torch.float64 else torch.float32
     largest = torch.finfo(dtype).max * min(1.0, float(tau)) / (8 * scores.shape[1])
     rule = f"scores must be finite and at most {largest:.1g} in magnitude, or sums over a list overflow"
-    too_large = exists & ~(scores.to(dtype).abs() <= largest)  # half types cannot represent the bound
-    violations = {rule: (scores, too_large)}
-    if relevance is not None:
-        violations["relevance must be finite and at least 0"] = (
-            relevance,
-            exists & ~((relevance >= 0) & relevance.isfinite()),
+    # For each rule the tensor, the smallest and the largest value that it allows, and the values to compare: half types
+    # cannot represent the bound of the scores, and not all integer types can be compared.
+    ranges = [(rule, scores, -largest, largest, scores.detach().to(dtype))]
+    if relevance is not None and relevance.dtype != torch.bool:
+        grades = relevance.detach() if relevance.is_floating_point() else relevance.to(dtype)
+        ranges.append(
+            ("relevance must be finite and at least 0", relevance, 0.0, torch.finfo(grades.dtype).max, grades)
         )
+    checks = []
+    for _, _, least, most, values in ranges:
+        low, high = torch.aminmax(values if mask is None else torch.where(mask, values, 0))  # NaN if any value is
+        checks.append((low >= least) & (high <= most))
     if mask is not None:
-        violations["mask must leave at least one entry in each list"] = (mask, ~mask.any(-1, keepdim=True))
-    found = torch.stack([where.any() for _, where in violations.values()]).tolist()  # the only synchronisation
-    for (rule, (tensor, where)), is_violated in zip(violations.items(), found, strict=True):
-        if is_violated:
-            row, column = where.nonzero()[0].tolist()
-            raise InputError(f"{function}: {rule}, got {tensor[row, column].item()} at row {row}, column {column}")
+        checks.append(mask.any(-1).all())
+    if all(torch.stack(checks).tolist()):  # the only synchronisation
+        return
+    for rule, tensor, least, most, values in ranges:
+        wrong = ~((values >= least) & (values <= most))
+        _raise_first(function, rule, tensor, wrong if mask is None else wrong & mask)
+    if mask is not None:
+        _raise_first(function, "mask must leave at least one entry in each list", mask, ~mask.any(-1, keepdim=True))
+
+
+def _raise_first(function: str, rule: str, tensor: Tensor, wrong: Tensor) -> None:
+    """Raise InputError for the first entry that violates a rule, if there is one."""
+    found = wrong.nonzero()
+    if len(found):
+        row, column = found[0].tolist()
+        raise InputError(f"{function}: {rule}, got {tensor[row, column].item()} at row {row}, column {column}")

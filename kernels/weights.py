@@ -17,7 +17,9 @@ from drm_triton.kernels.protocol import Objective
 from drm_triton.names import Weight
 
 
-def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tensor) -> Tensor:
+def rank_weights(
+    s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tensor | None, narrow: bool = False
+) -> Tensor:
     """Return w_k for k = 1 .. K: [B, K], zero beyond the length of a list. The gradient treats them as constants.
 
     Parameters
@@ -26,13 +28,19 @@ def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tens
     y : [B, n] relevance. Entries with y > 0 are positives. A list without positives has weight 0 under recall, ndcg
         and ap.
     k : cut-off K. With None each list has its own K, the number of its positives, and the result is [B, n].
-    mask : bool [B, n], False for padding
+    mask : bool [B, n], False for padding. None means no padding.
+    narrow : with k None, return only as many columns as the largest K, at least one. This waits for the device.
     """
-    y = torch.where(mask, y, 0).to(s.dtype)
-    positives = (y > 0).sum(-1, keepdim=True)
+    B, n = s.shape
+    if k is not None and mask is None and weight in ("uniform", "precision"):  # y does not matter
+        return s.new_full((B, k), 1 if weight == "uniform" else 1 / k) * (torch.arange(k, device=s.device) < n)
+    y = (y if mask is None else torch.where(mask, y, 0)).to(s.dtype)
+    positives = (y > 0).sum(-1, keepdim=True, dtype=torch.int32)
     K = positives if k is None else torch.full_like(positives, k)
-    rank = torch.arange(1, (s.shape[1] if k is None else k) + 1, device=s.device)
-    used = rank <= torch.minimum(K, mask.sum(-1, keepdim=True))
+    columns = k or (max(1, int(K.max())) if narrow else n)
+    rank = torch.arange(1, columns + 1, device=s.device, dtype=torch.int32)
+    length = torch.full_like(K, n) if mask is None else mask.sum(-1, keepdim=True, dtype=torch.int32)
+    used = rank <= torch.minimum(K, length)
     if weight == "uniform":
         w = torch.ones_like(used, dtype=s.dtype)
     elif weight == "precision":
@@ -41,15 +49,22 @@ def rank_weights(s: Tensor, y: Tensor, k: int | None, weight: Weight, mask: Tens
         w = (1 / positives.to(s.dtype)).expand_as(used)
     elif weight == "ndcg":
         discount = 1 / torch.log2(1 + rank.to(s.dtype))
-        ideal = y.sort(dim=-1, descending=True).values[:, : len(rank)]
-        w = discount / (ideal * discount).sum(-1, keepdim=True)
+        w = discount / (best(y, columns) * discount).sum(-1, keepdim=True)
     else:
-        ranking = torch.where(mask, s, -math.inf).sort(dim=-1, descending=True, stable=True).indices[:, : len(rank)]
+        order = s if mask is None else torch.where(mask, s, -math.inf)
+        ranking = order.sort(dim=-1, descending=True, stable=True).indices[:, :columns]
         hits = (y.gather(-1, ranking) > 0).to(s.dtype)
         w = hits.cumsum(-1) / rank / torch.minimum(K, positives).to(s.dtype)
     if weight in ("recall", "ndcg", "ap"):
         used = used & (positives > 0)
     return torch.where(used, w, 0)
+
+
+def best(y: Tensor, count: int) -> Tensor:
+    """Return the `count` largest numbers of each row, best first."""
+    if 8 * count < y.shape[1]:  # a sort of whole rows is faster only if most of it is used
+        return y.topk(count, dim=-1).values
+    return y.sort(dim=-1, descending=True).values[:, :count]
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ import numpy as np
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.runtime.simd import LANES, between, largest
 
-ACTIVE_MIN = 128  # shortest list whose active items are found; in shorter ones, this takes longer than it saves
+ACTIVE_MIN = 64  # shortest list whose active items are found; in shorter ones, nearly all items are active
 BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
 FLOAT32_MARGIN, FLOAT64_MARGIN = 30.0, 40.0  # T - log n: exp of the negative is below the rounding of one operation
 
@@ -75,7 +75,7 @@ def active_threshold(x, n, K, tau, heap):
         if not D >= target:  # only rounding can bring a step here
             return found
         found = theta
-        if number > real(0.9) * kept:
+        if number >= real(0.9) * kept:  # also if both are 0
             return found
         kept, theta = number, real(theta + (D - target) / slope)
 
