@@ -18,7 +18,7 @@ from drm_triton.kernels.cpu.runtime.simd import LANES, between, largest
 
 ACTIVE_MIN = 64  # shortest list whose active items are found; in shorter ones, nearly all items are active
 BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
-FLOAT32_MARGIN, FLOAT64_MARGIN = 30.0, 40.0  # T - log n: exp of the negative is below the rounding of one operation
+FLOAT32_MARGIN, FLOAT64_MARGIN = 30.0, 40.0  # T - log n; n exp(-T) is below the rounding of one operation
 
 
 @inline
@@ -68,16 +68,16 @@ def active_threshold(x, n, K, tau, heap):
     ties = n - K - np.int64(number) if n < 2**24 else 0  # items after the K-th with its score; float32 counts so far
     margin = FLOAT32_MARGIN if x.itemsize == 4 else FLOAT64_MARGIN
     target = (margin + math.log(n)) * tau * (1 + (n + 8) * info.eps)  # the last factor is for the rounding of D
-    theta, kept = real(kth - target - 4 * info.eps * abs(kth)), real(np.inf)
+    theta, kept = max(real(kth - target - 4 * info.eps * abs(kth)), found), real(np.inf)
     while True:
         total, number = between(x, theta, kth)
-        D, slope = (1 + 2 * ties) * np.float64(kth - theta) + 2 * np.float64(total), 1 + 2 * ties + 2 * number
-        if not D >= target:  # only rounding can bring a step here
+        reached = (1 + 2 * ties) * np.float64(kth - theta) + 2 * np.float64(total)  # D(theta)
+        if reached < target:  # only rounding can bring a step here
             return found
         found = theta
         if number >= real(0.9) * kept:  # also if both are 0
             return found
-        kept, theta = number, real(theta + (D - target) / slope)
+        kept, theta = number, real(theta + (reached - target) / (1 + 2 * ties + 2 * number))
 
 
 @inline

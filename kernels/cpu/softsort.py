@@ -312,7 +312,12 @@ def pack_scores(s, w, tau, mask, buffers):
     m = active.size
     size = padded(max(m, 1), LANES)
     s, y, Q, q, ds, sorting = buffers
-    return finite, theta, active, PackedBuffers(s[:size], y[:size], Q[:size], q[:size], ds[:size], shortened(sorting, max(m, 1)))
+    return (
+        finite,
+        theta,
+        active,
+        PackedBuffers(s[:size], y[:size], Q[:size], q[:size], ds[:size], shortened(sorting, max(m, 1))),
+    )
 
 
 @inline

@@ -56,6 +56,12 @@ def test_every_weight(weight: Weight, score: Score, k: int) -> None:
     assert_gradients(*random_lists(3, 50, 11, 8), Objective(3, score=score, weight=weight, k=k, lam=0.7))
 
 
+@pytest.mark.parametrize("weight", get_args(Weight))
+def test_every_weight_of_long_lists(weight: Weight) -> None:
+    """Some positives are not among the items that take part in DRM."""
+    assert_gradients(*random_lists(6, 10, 300, 8), Objective(5, weight=weight, k=3, tau=0.05))
+
+
 @pytest.mark.parametrize("tau", [0.1, 0.3, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("scale", [1e-6, 0.1, 1.0, 100.0])
 def test_every_temperature_and_size(tau: float, scale: float) -> None:

@@ -1,13 +1,19 @@
 """Relaxed top-K on the CPU against the float64 reference: any length, masks, graded relevance, both float types."""
 
+import math
 from typing import Any, get_args
 
 import numba
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.active import ACTIVE_MIN, FLOAT32_MARGIN, FLOAT64_MARGIN, active_threshold, find_active
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX, exp
 from drm_triton.kernels.weights import rank_weights
@@ -42,7 +48,8 @@ def assert_close(got: Tensor, want: Tensor, n: int, k: int, size: float, tau: fl
     torch.testing.assert_close(got.double(), want, rtol=0, atol=bound)
 
 
-def assert_agrees(s: Tensor, y: Tensor, w: Tensor, mask: Tensor, q: Tensor, tau: float) -> None:
+def assert_agrees(s: Tensor, y: Tensor, w: Tensor, mask: Tensor, q: Tensor, tau: float, flat: float = 0) -> None:
+    """Compare with the reference. `flat` is for lists of equal scores, where terms of the gradient cancel as well."""
     before = [x.clone() for x in (s, y, w, mask, q)]
     got = [
         cpu.soft_topk_forward(s, w, tau, mask),
@@ -57,7 +64,7 @@ def assert_agrees(s: Tensor, y: Tensor, w: Tensor, mask: Tensor, q: Tensor, tau:
         reference.soft_topk_backward(s, w, tau, mask, q),
         *reference.drm_lists(s, y, w, tau, mask),
     ]
-    size = s[mask].abs().max().item()
+    size = max(flat, s[mask].abs().max().item())
     for x, reference_x in zip(got, want, strict=True):
         assert_close(x, reference_x, s.shape[1], w.shape[1], size, tau)
 
@@ -144,6 +151,142 @@ def test_threads_give_the_same_bits() -> None:
         numba.set_num_threads(count)
         results.append(cpu.drm_lists(*arguments[:3], 1.0, arguments[3]))
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Long lists, of which only the active items are processed
+
+
+def active(x: NDArray[Any], k: int, tau: float) -> NDArray[np.bool_]:
+    """Return which entries of a list are active."""
+    theta = active_threshold(x, len(x), k, tau, np.empty_like(x))
+    positions = np.empty(len(x), np.int64)
+    found = np.zeros(len(x), np.bool_)
+    found[positions[: find_active(x, theta, positions)]] = True
+    return found
+
+
+def adversarial(n: int, dtype: torch.dtype) -> Tensor:
+    """Return lists on which a wrong threshold would show."""
+    g = torch.Generator().manual_seed(n)
+    normal = torch.randn(n, generator=g, dtype=torch.float64)
+    position = torch.arange(n, dtype=torch.float64)
+    lists = {
+        "normal": normal,
+        "a narrow range": normal / 100,
+        "ties": normal.round().clamp(-2, 2),
+        "all equal": torch.full_like(normal, 0.25),
+        "two values": (normal > 1).double(),
+        "huge gaps": torch.where(position % 97 == 0, 4096 * normal.round(), normal),
+        "two clusters": normal / 64 + torch.where(position % 3 == 0, 8, -8),
+        "two close clusters": normal / 1024 + torch.where(position % 3 == 0, 0.5, 0.0),
+        "one high outlier": torch.where(position == n // 2, 1024, normal),
+        "one low outlier": torch.where(position == n // 2, -1024, normal),
+        "ascending": position / n,
+        "descending, wider and wider": -((position / 16) ** 2),
+    }
+    return torch.stack(list(lists.values())).to(dtype)
+
+
+def assert_agrees_on(s: Tensor, k: int, weight: Weight, tau: float, ragged: bool = False) -> None:
+    g = torch.Generator().manual_seed(k)
+    y = (torch.rand(s.shape, generator=g) < 0.1) * torch.randint(1, 4, s.shape, generator=g)
+    mask = torch.rand(s.shape, generator=g) < (0.9 if ragged else 1)
+    y, q = y.to(s.dtype), torch.randn(s.shape, generator=g, dtype=s.dtype)
+    w = rank_weights(s.double(), y.double(), k, weight, mask).to(s.dtype)
+    for b in range(len(s)):  # one by one: the tolerance follows the scores of the list
+        here = slice(b, b + 1)
+        assert_agrees(s[here], y[here], w[here], mask[here], q[here], tau, flat=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tau", [0.01, 0.5, 1.0, 10.0, 100.0])
+def test_long_lists_agree_on_adversarial_scores(tau: float, dtype: torch.dtype) -> None:
+    s = adversarial(150, dtype)
+    for k in (1, 2, 20, 75, 149, 150):
+        assert_agrees_on(s, k, "uniform", tau, ragged=k == 2)
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+def test_long_lists_agree_for_every_weight(weight: Weight) -> None:
+    for dtype in (torch.float32, torch.float64):
+        for tau in (0.1, 1.0):
+            assert_agrees_on(adversarial(200, dtype), 7, weight, tau, ragged=True)
+
+
+@pytest.mark.parametrize("k", [1, 20, 700])
+def test_very_long_lists_agree(k: int) -> None:
+    for dtype in (torch.float32, torch.float64):
+        assert_agrees_on(adversarial(2000, dtype)[[0, 2, 5, 6] if k < 100 else [0]], k, "uniform", 1.0)
+
+
+def relaxed_ranks(s: NDArray[np.float64], k: int, tau: float) -> NDArray[np.float64]:
+    """Return P_1 .. P_k [k, n] of a full list in float64."""
+    R = np.maximum(0, s[None, :] - s[:, None]).sum(1)
+    z = np.stack([-(2 * R + (2 * rank - 1) * s) / tau for rank in range(1, k + 1)])
+    e = np.exp(z - z.max(1, keepdims=True))
+    P: NDArray[np.float64] = e / e.sum(1, keepdims=True)
+    return P
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+def test_a_long_list_equals_its_active_items_alone(k: int) -> None:
+    """Without the others the result is the same to rounding, in float64 too."""
+    for s in adversarial(400, torch.float64).numpy():
+        kept = active(s, k, 0.5)
+        alone, full = relaxed_ranks(s[kept], k, 0.5), relaxed_ranks(s, k, 0.5)
+        assert np.abs(full[:, kept] - alone).max() < 1e-14 * (1 + k * (s.max() - s[kept].min()))  # rounding of R
+        assert (full[:, ~kept].sum(1) <= math.exp(-FLOAT64_MARGIN) * (1 + 1e-9)).all()
+
+
+@given(
+    st.lists(st.integers(-4000, 4000), min_size=2, max_size=120),
+    st.integers(1, 120),
+    st.sampled_from([1 / 64, 0.25, 1.0, 4.0, 64.0]),
+    st.sampled_from([np.float32, np.float64]),
+)
+@settings(max_examples=300, deadline=None)
+def test_items_that_are_not_active_have_a_negligible_probability(
+    scores: list[int], k: int, tau: float, dtype: type
+) -> None:
+    """The bound itself. The scores are multiples of 1 / 64: the logits have no rounding errors."""
+    s, k = np.array(scores, dtype) / dtype(64), min(k, len(scores))
+    found = active(s, k, tau)
+    T = (FLOAT32_MARGIN if dtype == np.float32 else FLOAT64_MARGIN) + math.log(len(s))
+    P = relaxed_ranks(s.astype(np.float64), k, tau)
+    assert (P[:, ~found] <= math.exp(-T) * (1 + 1e-9)).all()
+    ranking = np.sort(s)[::-1]
+    assert found.sum() >= k
+    assert found.sum() == (s >= ranking[found.sum() - 1]).sum()  # the top of the ranking, with its ties
+
+
+@pytest.mark.parametrize(("k", "tau", "limit"), [(1, 0.5, 100), (1, 1.0, 100), (20, 1.0, 150)])
+def test_few_items_of_a_long_list_are_active(k: int, tau: float, limit: int) -> None:
+    rng = np.random.default_rng(0)
+    for n in (1001, 16_384):
+        counts = [active(rng.standard_normal(n).astype(np.float32), k, tau).sum() for _ in range(20)]
+        assert max(counts) < limit
+
+
+def test_every_item_may_be_active() -> None:
+    x = np.linspace(-1, 1, 2 * ACTIVE_MIN, dtype=np.float32)
+    assert active(x, len(x), 1.0).all()  # K = n
+    assert active(x, 1, 1e6).all()
+    assert active(x, 1, 1e38).all()
+    assert active(np.zeros_like(x), 1, 1e-6).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_bad_score_makes_a_long_list_nan(bad: float) -> None:
+    s, y, w, mask, q = case(9, 2, 2 * ACTIVE_MIN, 3, torch.float32)
+    s[0, 0] = bad
+    results = [cpu.soft_topk_forward(s, w, 1.0, mask), cpu.soft_topk_backward(s, w, 1.0, mask, q)]
+    loss, ds = cpu.drm_lists(s, y, w, 1.0, mask)
+    assert loss.isnan().tolist() == [True, False]
+    for x in (*results, ds):
+        assert x[0, mask[0]].isnan().all()
+        assert x[1].isfinite().all()
+        assert not x[~mask].any()
 
 
 def test_exponential() -> None:
