@@ -10,7 +10,8 @@ float32 and int32. Each row counts once, as if no cache contained it.
     top-K       2 N d flops per query                reads 4 (N d / m + d)   writes 8 K
 
 m queries share one read of the items. The pairs take 8 n^2 operations, or about 4 n log2 n on the CPU for lists longer
-than PAIRWISE_MAX items, which are sorted.
+than PAIRWISE_MAX items, which are sorted. The counts are those of lists that process all items. On the CPU, lists of
+ACTIVE_MIN items or more process fewer; section `long` compares them with a sort.
 
 At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients, 6 kflop for the update, 25 kB read in total. The percentages
 are these counts divided by the measured time, relative to the peaks of the machine: fused multiply-adds and copies on a
@@ -41,6 +42,7 @@ from drm_triton.bench.kernels_report import plot, show
 from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
 from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
+from drm_triton.functional import drm_loss
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
@@ -50,6 +52,7 @@ from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Object
 
 INTERACTIONS_PER_USER = 36  # as in SketchFab
 DEPTH = 64  # factors of the tile that measures the peak
+LONG_LISTS = [(512, 1024), (128, 4096), (32, 16_384)]  # lists and items
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,32 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
     sizes = {"B": B, "n": n, "K": K}
     flops, moved = counted("drm", sizes)
     return rows_of("drm", times, sizes, B * flops, B * moved)
+
+
+def long(size: Sizes, quick: bool) -> list[Row]:
+    """Compare `drm_loss` of long lists, forward and backward, with a sort of the same scores."""
+    _, device = backend_and_device()
+    rows: list[Row] = []
+    for B, n in LONG_LISTS[:1] if quick else LONG_LISTS:
+        g, K = torch.Generator().manual_seed(0), 20
+        s = torch.randn(B, n, generator=g).to(device).requires_grad_()
+        y = (torch.rand(B, n, generator=g) < K / n).float().to(device)
+        runners: dict[str, Callable[[], object]] = {
+            "ours": partial(loss_and_gradient, s, y, K),
+            "torch.sort": partial(torch.sort, s.detach()),
+        }
+        times = time_in_turns(runners, seconds=5, least=3 if quick else 7)
+        rows += [
+            {"section": "long", "name": name, "B": B, "n": n, "K": K, "seconds": t, "times_ours": t / times["ours"]}
+            for name, t in times.items()
+        ]
+    return rows
+
+
+def loss_and_gradient(s: Tensor, y: Tensor, k: int) -> Tensor:
+    """Return the gradient of `drm_loss` to the scores."""
+    (gradient,) = torch.autograd.grad(drm_loss(s, y, k), s)
+    return gradient
 
 
 def step(size: Sizes, quick: bool) -> list[Row]:
@@ -367,7 +396,10 @@ def compilation(size: Sizes, quick: bool) -> list[Row]:
     return rows
 
 
-SECTIONS = {"peaks": peaks, "drm": drm, "step": step, "topk": topk, "scaling": scaling, "compilation": compilation}
+SECTIONS = {
+    "peaks": peaks, "drm": drm, "long": long, "step": step, "topk": topk, "scaling": scaling,
+    "compilation": compilation,
+}  # fmt: skip
 
 
 def run(

@@ -1,8 +1,8 @@
 """The active items of a long list: those that take part in its relaxed top K.
 
 Sort the scores, s_1 >= s_2 >= ... With D(theta) = (s_K - theta) + 2 sum_{l > K} max(0, s_l - theta), an item with a
-score of at most theta has P_k <= exp(-D(theta) / tau) for each rank k <= K. With D(theta) = T tau, all items that matter
-are above theta, and the relaxed top K of the list is that of these items alone. docs/objective.md has the proof.
+score of at most theta has P_k <= exp(-D(theta) / tau) for each rank k <= K. With D(theta) = T tau, all items that take
+part are above theta, and the relaxed top K of the list is that of these items alone. docs/objective.md has the proof.
 
 The list is not sorted. A heap finds s_K, and Newton's method finds theta with a few passes over the scores. D is convex
 and falls with theta, so all steps from below stay below: theta is too low, and some items are kept in vain, but never
@@ -61,7 +61,7 @@ def active_threshold(x, n, K, tau, heap):
     """
     real, info = x.dtype.type, np.finfo(x.dtype)
     found = real(info.min)
-    if K >= n:
+    if n <= K:
         return found
     kth = kth_largest(x, K, heap)
     _, number = between(x, -real(np.inf), kth)

@@ -75,6 +75,14 @@ def test_rows_have_rates_and_plots_are_written(
     assert all((tmp_path / name).exists() for name in ("kernels.csv", "kernels.json", "kernels_n.png", "kernels_d.png"))
 
 
+@pytest.mark.usefixtures("once")
+def test_long_lists_are_compared_with_a_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LONG_LISTS", [(2, 100)])
+    rows = kernels.run(["long"], quick=True, folder=tmp_path, size=TINY)
+    assert [row["name"] for row in rows] == ["ours", "torch.sort"]
+    assert all((row["B"], row["n"], row["K"]) == (2, 100, 20) for row in rows)
+
+
 def test_a_batch_must_consist_of_whole_groups() -> None:
     with pytest.raises(InputError, match=r"`batch` must be a multiple of 32, .* got 100"):
         kernels.Sizes(batch=100)
