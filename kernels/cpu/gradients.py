@@ -14,8 +14,8 @@ if it reads each of the same lists separately, with the rows in the cache.
 Cost of a list: 4 n d operations for scores and user gradient, 8 n^2 for the pairs and about 40 n K for the relaxed
 rows. Per item and rank, these are 28 to compute P (22 of them for exp), 2 for Q and 8 for the gradient; for ranks above
 KEPT, P is computed twice. In lists of ACTIVE_MIN items or more, n is the number of active items for pairs and rows. A
-list reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes 2 n + d + 4 floats. Nothing of
-size n x n or n x d is stored.
+list reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes 2 n + d + 4 floats. Nothing
+of size n x n or n x d is stored.
 """
 
 from typing import NamedTuple
