@@ -42,7 +42,7 @@ def test_samples_are_those_of_the_reference(
     plan = random_plan(rho, eta, seed, user_sampling, share)
     same = random_plan(rho, eta, seed, user_sampling, share, device="cpu")
     last = (plan.n_lists - 1) // share * share
-    for start, stop in ((0, 33), (last, plan.n_lists)):  # the last group is ragged
+    for start, stop in ((0, 21), (last, plan.n_lists)):  # the last group is ragged
         assert_equal(gpu.sample_lists(plan, epoch, start, stop), reference.sample_lists(same, epoch, start, stop))
 
 

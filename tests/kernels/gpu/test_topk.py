@@ -65,32 +65,35 @@ def test_top_k(score: Score, m: int, n_items: int, d: int, k: int) -> None:
 
 @pytest.mark.parametrize("kind", ["equal", "ascending", "descending", "zeros"])
 def test_top_k_of_whole_numbers_is_exact(kind: str) -> None:
-    """Ties go to the lower index. In ascending order every item passes the threshold, which is the most work."""
-    index = torch.arange(400)
+    """Ties go to the lower index. In ascending order every item passes the threshold, which is the most work.
+
+    514 items are not seen, more than a buffer holds.
+    """
+    index = torch.arange(600)
     value = {
-        "equal": torch.ones(400),
+        "equal": torch.ones(600),
         "ascending": index // 3,
         "descending": -(index // 3),
         "zeros": torch.where(index % 2 == 0, -0.0, 0.0),
     }[kind]
     V = value.float()[:, None] * torch.tensor([[1.0, 0.0]])
-    seen = (index % 7 < 2)[None].expand(2, -1)
+    seen = (index % 7 == 1)[None].expand(2, -1)
     assert_top_k(torch.ones(2, 2), V, 5, "dot", seen, exact=True)
 
 
 def test_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(0)
-    queries = torch.randint(-3, 4, (130, 4), generator=draw).float()
+    queries = torch.randint(-3, 4, (70, 4), generator=draw).float()
     V = torch.randint(-3, 4, (100, 4), generator=draw).float()
     monkeypatch.setattr(topk, "BUFFER_BYTES", 1)
-    assert_top_k(queries, V, 9, "dot", torch.rand(130, 100, generator=draw) < 0.2, exact=True)
+    assert_top_k(queries, V, 9, "dot", torch.rand(70, 100, generator=draw) < 0.2, exact=True)
 
 
 def test_few_queries_split_the_items() -> None:
     draw = torch.Generator().manual_seed(0)
     queries = torch.randint(-3, 4, (2, 4), generator=draw).float()
-    V = torch.randint(-3, 4, (2500, 4), generator=draw).float()
-    assert_top_k(queries, V, 9, "l2", torch.rand(2, 2500, generator=draw) < 0.3, exact=True)
+    V = torch.randint(-3, 4, (2100, 4), generator=draw).float()
+    assert_top_k(queries, V, 9, "l2", torch.rand(2, 2100, generator=draw) < 0.05, exact=True)
 
 
 def test_top_k_of_a_thousand() -> None:
