@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from drm_triton.kernels.cpu.runtime.numba_private import max_threads
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, SharedNegatives
+from drm_triton.kernels.protocol import GradientTerms, ListBatch
+from tests.kernels.conftest import share_negatives
 
 EPS = 2.0**-23
 THREAD_COUNTS = (1, min(2, max_threads()))
@@ -81,11 +82,8 @@ def random_shared_lists(
     users = torch.randint(0, 9, (B,), generator=g, dtype=torch.int32)
     groups = -(-B // size)
     shuffled = torch.stack([torch.randperm(N // 2, generator=g) for _ in range(B + groups)]).to(torch.int32)
-    shared_items = N // 2 + shuffled[B:, :eta]
-    replaced = torch.rand(B, eta, generator=g) < replaced_share
-    negatives = torch.where(replaced, shuffled[:B, rho : rho + eta], shared_items[torch.arange(B) // size])
-    items = torch.cat([shuffled[:B, :rho], negatives], dim=1)
-    return U, V, ListBatch(users, items, SharedNegatives(size, shared_items.contiguous(), replaced))
+    own, shared_items = shuffled[:B, : rho + eta], N // 2 + shuffled[B:, :eta]
+    return U, V, ListBatch(users, *share_negatives(own, shared_items, size, replaced_share, g))
 
 
 def double(terms: GradientTerms) -> GradientTerms:

@@ -15,6 +15,7 @@ from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.tiles import TILE, divide, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
 from drm_triton.names import Score
+from tests.kernels.conftest import share_negatives
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, double, random_shared_lists
 
 
@@ -129,10 +130,9 @@ def test_the_same_row_at_several_positions() -> None:
     g = torch.Generator().manual_seed(7)
     U, V = torch.randn(4, 8, generator=g), torch.randn(3, 8, generator=g) / 8
     users = torch.randint(0, 4, (9,), generator=g, dtype=torch.int32)
-    shared, own = (torch.randint(0, 3, (rows, 5), generator=g, dtype=torch.int32) for rows in (3, 9))
-    replaced = torch.rand(9, 5, generator=g) < 0.3
-    rows = torch.where(replaced, own, shared[torch.arange(9) // 4])
-    terms = GradientTerms(rows, torch.randn(9, 5, generator=g), U, users, SharedNegatives(4, shared, replaced))
+    shared_items, own = (torch.randint(0, 3, (rows, 5), generator=g, dtype=torch.int32) for rows in (3, 9))
+    rows, shared = share_negatives(own, shared_items, 4, 0.3, g)
+    terms = GradientTerms(rows, torch.randn(9, 5, generator=g), U, users, shared)
     assert_update(V, terms, "l2")
 
 

@@ -1,5 +1,7 @@
 """Triton row updates and whole training steps against the reference in float64."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,32 +21,34 @@ from drm_triton.kernels.protocol import (
     SharedNegatives,
 )
 from drm_triton.names import Score
+from tests.kernels.conftest import share_negatives
 from tests.kernels.gpu.conftest import DEVICE, int32, random_plan
 
 N_ROWS = 40  # rows of the tables; the terms name all but the last two
 
 
+class Groups(NamedTuple):
+    """How lists share negatives: how many, the lists of a group, and the fraction that is replaced."""
+
+    eta: int
+    size: int
+    replaced: float
+
+
 def random_terms(
-    seed: int, B: int, m: int, d: int, dtype: torch.dtype = torch.float32, shared: SharedNegatives | None = None
+    seed: int, B: int, m: int, d: int, dtype: torch.dtype = torch.float32, groups: Groups | None = None
 ) -> GradientTerms:
-    """Return B lists of m terms, a third of them 0; the last columns follow `shared`."""
+    """Return B lists of m terms, a third of them 0; with `groups`, the last columns are shared."""
     draw = torch.Generator().manual_seed(seed)
-    rows = torch.randint(N_ROWS - 2, (B, m), generator=draw, dtype=torch.int32)
-    if shared is not None:
-        eta = shared.items.shape[1]
-        common = shared.items[torch.arange(B) // shared.size]
-        rows[:, m - eta :] = torch.where(shared.replaced, rows[:, m - eta :], common)
+    rows, shared = torch.randint(N_ROWS - 2, (B, m), generator=draw, dtype=torch.int32), None
+    if groups is not None:
+        shape = (-(-B // groups.size), groups.eta)
+        items = torch.randint(N_ROWS - 2, shape, generator=draw, dtype=torch.int32)
+        rows, shared = share_negatives(rows, items, groups.size, groups.replaced, draw)
     coefficients = torch.randn(B, m, generator=draw, dtype=torch.float64).to(dtype)
     coefficients[:, ::3] = 0
     vectors = torch.randn(6, d, generator=draw, dtype=torch.float64).to(dtype) / d**0.5
     return GradientTerms(rows, coefficients, vectors, torch.randint(6, (B,), generator=draw, dtype=torch.int32), shared)
-
-
-def random_shared(seed: int, B: int, eta: int, size: int, replaced: float) -> SharedNegatives:
-    """Return shared negatives of B lists, of which a fraction `replaced` is replaced."""
-    draw = torch.Generator().manual_seed(seed + 1)
-    items = torch.randint(N_ROWS - 2, (-(-B // size), eta), generator=draw, dtype=torch.int32)
-    return SharedNegatives(size, items, torch.rand(B, eta, generator=draw) < replaced)
 
 
 def random_table(seed: int, d: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,8 +106,8 @@ def test_update_rows(score: Score, d: int, B: int, m: int) -> None:
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize(("score", "merged"), [("dot", True), ("l2", False)])
 def test_a_step_has_the_same_bits_each_time_and_changes_no_input(score: Score, merged: bool) -> None:
-    shared = random_shared(1, 8, 5, 3, 0.2) if merged else None
-    terms, (table, state, dense) = on_device(random_terms(1, 8, 7, 16, shared=shared)), random_table(1, 16)
+    groups = Groups(5, 3, 0.2) if merged else None
+    terms, (table, state, dense) = on_device(random_terms(1, 8, 7, 16, groups=groups)), random_table(1, 16)
     before = [x.clone() for x in (*terms[:4], dense)]
     first, second = (step(table, state, terms, score, dense) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
@@ -128,7 +132,7 @@ def test_a_step_has_the_same_bits_each_time_and_changes_no_input(score: Score, m
 def test_shared_negatives(
     B: int, rho: int, eta: int, d: int, size: int, replaced: float, score: Score, dense: bool
 ) -> None:
-    terms = random_terms(B, B, rho + eta, d, shared=random_shared(B, B, eta, size, replaced))
+    terms = random_terms(B, B, rho + eta, d, groups=Groups(eta, size, replaced))
     table, state, gradient = random_table(B, d)
     assert_update(table, state, terms, score, gradient if dense else None)
 
@@ -148,13 +152,13 @@ def test_shared_negatives(
 def test_any_shared_negatives(
     seed: int, B: int, rho: int, eta: int, d: int, size: int, replaced: float, score: Score, dense: bool
 ) -> None:
-    terms = random_terms(seed, B, rho + eta, d, shared=random_shared(seed, B, eta, size, replaced))
+    terms = random_terms(seed, B, rho + eta, d, groups=Groups(eta, size, replaced))
     table, state, gradient = random_table(seed, d)
     assert_update(table, state, terms, score, gradient if dense else None)
 
 
 def test_shared_negatives_in_double_precision() -> None:
-    terms = random_terms(6, 6, 9, 16, torch.float64, random_shared(6, 6, 8, 3, 0.2))
+    terms = random_terms(6, 6, 9, 16, torch.float64, Groups(8, 3, 0.2))
     table, state, dense = random_table(6, 16, torch.float64)
     assert_update(table, state, terms, "l2", dense)
 
@@ -185,9 +189,8 @@ def test_every_row_takes_the_step_of_a_dense_gradient(score: Score, lists: int) 
 
 
 def test_a_dense_gradient_without_lists_of_shared_negatives() -> None:
-    empty = SharedNegatives(4, torch.empty(0, 3, dtype=torch.int32), torch.empty(0, 3, dtype=torch.bool))
     table, state, dense = random_table(3, 8)
-    assert_update(table, state, random_terms(3, 0, 5, 8, shared=empty), "dot", dense)
+    assert_update(table, state, random_terms(3, 0, 5, 8, groups=Groups(3, 4, 0.0)), "dot", dense)
 
 
 def test_a_row_with_many_terms_and_no_term_at_all() -> None:
@@ -260,7 +263,7 @@ def test_rows_outside_the_table_raise(row: int, place: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("score", "share"), [("dot", 1), ("l2", 2)])
 def test_training_steps(score: Score, share: int) -> None:
-    """Sample, gradients, both updates, 12 times: within 1e-4 of the reference in float64.
+    """Sample, gradients, both updates, 5 times: within 1e-4 of the reference in float64.
 
     The Adagrad state starts at 0.01. From 0, the first step moves a factor by lr however small its gradient is, and
     rounding decides the direction if the gradient vanishes.
@@ -272,7 +275,7 @@ def test_training_steps(score: Score, share: int) -> None:
     tables = (U, torch.full_like(U, 0.01), V, torch.full_like(V, 0.01))
     trained, expected = [x.clone().to(DEVICE) for x in tables], [x.double() for x in tables]
     batch_size = 4
-    for number in range(12):
+    for number in range(5):
         epoch, batch = divmod(number, plan.n_lists // batch_size)
         train_step(gpu, plan, epoch, batch * batch_size, trained, objective)
         train_step(reference, same, epoch, batch * batch_size, expected, objective)
