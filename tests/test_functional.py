@@ -278,7 +278,7 @@ def test_layout_of_the_inputs_does_not_matter() -> None:
 @pytest.mark.usefixtures("any_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_opcheck(dtype: torch.dtype) -> None:
-    scores, relevance, mask = random_lists(dtype=dtype)
+    scores, relevance, mask = random_lists(B=2, dtype=dtype)
     leaf, y = scores.clone().requires_grad_(), relevance.to(dtype)
     for k in (2, None):
         w = rank_weights(scores, y, k, "ndcg", mask)
