@@ -1,6 +1,5 @@
 """The command `prepare`: results, messages, exit codes, and no incomplete output."""
 
-import errno
 import gzip
 import json
 import os
@@ -326,23 +325,6 @@ def test_a_request_to_end_leaves_nothing(tmp_path: Path, name: str) -> None:
     assert child.returncode == 128 + getattr(signal, name)
     assert b"Traceback" not in err
     assert [p.name for p in tmp_path.iterdir()] == ["good.csv"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_output_that_cannot_be_written(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "drm_triton", "prepare", "--list"]
-        result = subprocess.run(
-            command, cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANG
-        )
-    assert result.returncode == 1
-    assert result.stderr == f"error: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
-
-
-def test_the_command_line_imports_nothing_heavy() -> None:
-    heavy = ("torch", "triton", "polars", "numba", "scipy", "numpy")
-    script = f"import sys, drm_triton.cli; print([m for m in {heavy} if m in sys.modules])"
-    assert run_python("-c", script).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("threads", ["1", "4"])

@@ -249,10 +249,8 @@ def test_a_closed_pipe_is_silent(run: Path) -> None:
     assert done.stderr == ""
 
 
-def test_help_has_examples_and_is_quick_to_import() -> None:
+def test_help_has_examples() -> None:
     for command in ("recommend", "similar"):
         code, out, _ = call(command, "--help")
         assert code == 0
         assert f"drm-triton {command} runs/" in out
-    script = "import sys, drm_triton.cli; print([m for m in ('torch', 'polars', 'numba') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

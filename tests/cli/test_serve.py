@@ -45,15 +45,25 @@ def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
     return int(lines[0].split("http://127.0.0.1:")[1].split()[0]), lines
 
 
+def check_shutdown(service: "subprocess.Popen[str]", port: int, number: int) -> None:
+    """Send a signal and check that the service ends well, and that no request made it print an error."""
+    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)  # stays open and must not delay the shutdown
+    idle.request("GET", "/health")
+    assert idle.getresponse().read()
+    os.kill(service.pid, number)
+    assert service.communicate(timeout=HANG) == ("", "")
+    assert service.returncode == 0
+    idle.close()
+
+
 @pytest.fixture(scope="module")
 def port(saved: Path) -> Iterator[int]:
     service = start(saved, "--port", 0, "--max-k", 30)
+    port, _ = first_lines(service)
     try:
-        yield first_lines(service)[0]
+        yield port
     finally:
-        service.terminate()
-        assert service.communicate(timeout=HANG)[1] == ""  # no request made it print an error
-    assert service.returncode == 0
+        check_shutdown(service, port, signal.SIGTERM)
 
 
 def request(port: int, method: str, target: str, body: Any = None) -> tuple[int, Any]:
@@ -131,20 +141,14 @@ def test_a_body_too_large_is_refused_before_it_is_read(port: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_clean_shutdown(saved: Path, number: int) -> None:
+def test_the_example_request_and_ctrl_c(saved: Path) -> None:
     service = start(saved, "--port", 0)
     port, lines = first_lines(service)
     assert lines[0].startswith(f"serving {saved} at ")
     target = lines[1].split(f"try: curl 'http://127.0.0.1:{port}")[1].rstrip("'\n")
-    idle = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)  # stays open and must not delay the shutdown
-    idle.request("GET", target)
-    answer = idle.getresponse()
-    assert (answer.status, len(json.loads(answer.read())["items"])) == (200, 10)
-    os.kill(service.pid, number)
-    assert service.communicate(timeout=HANG) == ("", "")
-    assert service.returncode == 0
-    idle.close()
+    status, answer = request(port, "GET", target)
+    assert (status, len(answer["items"])) == (200, 10)
+    check_shutdown(service, port, signal.SIGINT)
 
 
 def failed_start(*arguments: object) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from drm_triton import Dataset
 from drm_triton.config import SPACE
-from drm_triton.training.tune import tune
+from drm_triton.training.tune import Study, tune
 from tests.conftest import call, run_python
 
 
@@ -117,47 +117,57 @@ def test_another_study_and_no_trials_exit_with_2(stored: Path, tmp_path: Path) -
     assert call("tune", "-d", stored, "--trials", 0)[0] == 2
 
 
-# The command, which sends itself a signal in the second epoch of one trial.
-SIGNALLED = """
-import os, signal, sys
+# The command, which kills itself in the second epoch of trial 2.
+KILLED = """
+import os, signal
 from drm_triton.cli import main
 from drm_triton.training.tune import Study
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores the signal
-trial, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 attempt = Study.attempt
 
 
-def signalled(self, current, point, on_epoch):
+def killed(self, number, point, on_epoch):
     epochs = []
 
     def epoch_end():
         on_epoch()
-        epochs.append(current)
-        if epochs == [trial, trial]:
-            os.kill(os.getpid(), number)
+        epochs.append(number)
+        if epochs == [2, 2]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    return attempt(self, current, point, epoch_end)
+    return attempt(self, number, point, epoch_end)
 
 
-Study.attempt = signalled
+Study.attempt = killed
 main()
 """
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_killed_interrupted_and_resumed_equals_uninterrupted(stored: Path, tmp_path: Path) -> None:
+def test_killed_interrupted_and_resumed_equals_uninterrupted(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, study = tmp_path / "whole", tmp_path / "study"
     arguments = ["tune", "-d", stored, "--study", study, "--trials", 6, "--factors", 4, "--epochs", 3]
-    done = run_python("-c", SIGNALLED, 2, int(signal.SIGKILL), *arguments)
+    done = run_python("-c", KILLED, *arguments)
     assert done.returncode == -signal.SIGKILL
     assert [record["number"] for record in trials(study)] == [0, 1]
 
-    done = run_python("-c", SIGNALLED, 4, int(signal.SIGINT), *arguments)
-    assert done.returncode == 0, done.stderr
+    attempt = Study.attempt
+
+    def ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(self: Study, number: int, point: Any, on_epoch: Any) -> Any:
+        return attempt(self, number, point, ctrl_c if number == 4 else on_epoch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "attempt", interrupted)
+        code, out, errors = call(*arguments)
+    assert code == 0, errors
     assert [record["number"] for record in trials(study)] == [0, 1, 2, 3]
-    assert f"4 of 6 trials are finished; continue with: drm-triton tune -d {stored}" in done.stderr
-    assert "best.toml" in done.stdout
+    assert f"4 of 6 trials are finished; continue with: drm-triton tune -d {stored}" in errors
+    assert "best.toml" in out
 
     data = Dataset.load(stored)
     tune(data, whole, 6, factors=4, epochs=3)

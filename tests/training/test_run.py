@@ -21,7 +21,8 @@ from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.training.checkpoint import FILE, read_tensors
 from drm_triton.training.run import Run, read_metrics
-from tests.conftest import HANG, run_python
+from drm_triton.training.state import State
+from tests.conftest import HANG, call, run_python
 
 OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 64, "init": "normal"}
 
@@ -136,60 +137,53 @@ def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset,
     assert_same_run(run, whole)
 
 
-# Resumes copies of a run in children that kill themselves, each at another moment.
+# Resumes a run and kills itself. Before that, it copies the run at other moments: a kill would leave the same files.
 KILLED = """
 import json, os, shutil, signal, sys
 from drm_triton import DRM, Dataset
 
-stored, begun, place = sys.argv[1:4]
+stored, run, place = sys.argv[1:4]
 options, moments = map(json.loads, sys.argv[4:])
+events = 0  # batches, and changes of files after the first batch
 
 
-def resume_until(moment, run):
-    events = 0  # batches, and changes of files after the first batch
-
-    def count(batch=False):
-        nonlocal events
-        events += batch or events > 0
-        if events == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(function):
-        def call(*args, **keywords):
-            count()
-            return function(*args, **keywords)
-
-        return call
-
-    for name in ("fsync", "rename", "replace", "unlink"):
-        setattr(os, name, counted(getattr(os, name)))
-    DRM(**options).fit(Dataset.load(stored), run=run, resume=True, on_batch=lambda *_: count(batch=True))
+def count(batch=False):
+    global events
+    events += batch or events > 0
+    if events == moments[-1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if events in moments and not os.path.exists(f"{place}/{events}"):
+        shutil.copytree(run, f"{place}/{events}")
 
 
-for moment in moments:
-    run = shutil.copytree(begun, f"{place}/{moment}")
-    child = os.fork()
-    if not child:
-        resume_until(moment, run)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def counted(function):
+    def call(*args, **keywords):
+        count()
+        return function(*args, **keywords)
+
+    return call
+
+
+for name in ("fsync", "rename", "replace", "unlink"):
+    setattr(os, name, counted(getattr(os, name)))
+DRM(**options).fit(Dataset.load(stored), run=run, resume=True, on_batch=lambda *_: count(batch=True))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(
     stored: Path, data: Dataset, whole: Path, tmp_path: Path
 ) -> None:
-    begun = tmp_path / "begun"
+    run = tmp_path / "run"
     batches = []
-    DRM(**OPTIONS).fit(data, [lambda end: True], run=begun, on_batch=lambda state, n_lists: batches.append(state.step))
+    DRM(**OPTIONS).fit(data, [lambda end: True], run=run, on_batch=lambda state, n_lists: batches.append(state.step))
     # Early in an epoch, at its end, and before every other change of files in the save that follows.
     moments = [1, *range(len(batches), len(batches) + 13, 2)]
-    done = run_python("-c", KILLED, stored, begun, tmp_path, json.dumps(OPTIONS), json.dumps(moments))
-    assert done.stdout.splitlines() == [str(-signal.SIGKILL)] * len(moments), done.stderr
-    for moment in moments:
-        DRM(**OPTIONS).fit(data, run=tmp_path / str(moment), resume=True)
-        assert_same_run(tmp_path / str(moment), whole)
+    done = run_python("-c", KILLED, stored, run, tmp_path, json.dumps(OPTIONS), json.dumps(moments))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    for left in (*(tmp_path / str(moment) for moment in moments[:-1]), run):
+        DRM(**OPTIONS).fit(data, run=left, resume=True)
+        assert_same_run(left, whole)
 
 
 def test_a_kill_between_metrics_and_checkpoint_leaves_no_line_too_many(
@@ -237,23 +231,40 @@ def test_a_finished_run_gets_whole_files_by_resuming(data: Dataset, whole: Path,
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize("how", [[], ["--quiet"], ["--json"]])
-def test_ctrl_c_saves_and_says_how_to_resume(how: list[str], stored: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_resume(stored: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = ["-d", stored, "--run", run, "--epochs", 100_000, *how]
+    arguments = ["-d", stored, "--run", run, "--epochs", 100_000]
     command = [sys.executable, "-m", "drm_triton", "train", *map(str, arguments)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while not (run / "last" / FILE).exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=HANG)
+    _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 0, errors
     assert f"drm-triton train --resume {run}" in errors
-    assert not how or errors.count("\n") == 1
-    if how == ["--json"]:
+    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
+
+
+@pytest.mark.parametrize("how", ["--quiet", "--json"])
+def test_ctrl_c_prints_one_line_if_it_shall_print_little(
+    how: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, save = tmp_path / "run", Run.save
+
+    def save_and_interrupt(self: Run, state: State, best: bool = False) -> None:
+        monkeypatch.setattr(Run, "save", save)
+        self.save(state, best)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "save", save_and_interrupt)
+    code, output, errors = call("train", "-d", stored, "--run", run, "--factors", 8, "--epochs", 100_000, how)
+    assert code == 0, errors
+    assert f"drm-triton train --resume {run}" in errors
+    assert errors.count("\n") == 1
+    if how == "--json":
         result = json.loads(output)
         assert (result["interrupted"], result["epochs"]) == (True, len(read_metrics(run)))
-    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
+    assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] == 1
 
 
 def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(data: Dataset, tmp_path: Path) -> None:
