@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 # Where `make test-wheel` installs the wheel.
 OUTSIDE ?= /tmp/drm-triton-wheel
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .PHONY: demo test test-wheel coverage lint docs setup clean
 
@@ -17,8 +18,11 @@ demo: setup
 	$(BIN)/drm-triton recommend runs/demo --user 1 --k 5
 	$(BIN)/python examples/side_by_side.py runs/demo
 
-test: setup lint $(VENV)/.hnswlib
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Lint runs beside the tests. What it prints follows what they print, and a failure of either is one of the whole.
+test: setup $(VENV)/.hnswlib
+	@{ $(LINT); } > $(VENV)/lint.log 2>&1 & lint=$$!; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
+	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests | lint))
 
 # Measures which lines the tests run; the details are in htmlcov/index.html.
 coverage: setup
@@ -35,9 +39,7 @@ test-wheel: setup
 		-n $(WORKERS) --dist worksteal tests --pyargs drm_triton
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(LINT)
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
