@@ -194,7 +194,7 @@ def self_test(name: str) -> dict[str, Any]:
 
 
 # Small, because Triton's interpreter is slow.
-N_USERS, N_ITEMS, FACTORS, ETA, SHARE, BATCH, STEPS, K = 20, 40, 12, 17, 4, 12, 2, 5
+N_USERS, N_ITEMS, FACTORS, ETA, SHARE, BATCH, STEPS, K = 20, 40, 12, 17, 4, 8, 1, 5
 
 
 def _toy(
