@@ -134,6 +134,12 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(torch_before)
 
 
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not draw the learning curves of runs, which takes longer than most trainings of the tests."""
+    monkeypatch.setattr("drm_triton.training.run.Run.draw_curves", lambda run: None)
+
+
 def call(*arguments: object) -> tuple[int, str, str]:
     """Run a command of `drm-triton` in this process; return its exit code, stdout and stderr."""
     from drm_triton.cli import main

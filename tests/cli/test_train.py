@@ -12,6 +12,8 @@ from drm_triton.names import HEADLINE_METRICS
 from drm_triton.training.run import read_metrics
 from tests.conftest import call
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 
 def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None:
     code, out, errors = call("train", "-d", stored, "--run", tmp_path / "run", "--factors", 4, "--epochs", 3)

@@ -24,6 +24,8 @@ from drm_triton.training.run import Run, read_metrics
 from drm_triton.training.state import State
 from tests.conftest import HANG, call, run_python
 
+pytestmark = pytest.mark.usefixtures("no_curves")  # `whole`, which is made before that, has them
+
 OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 64, "init": "normal"}
 
 
