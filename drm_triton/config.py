@@ -23,6 +23,7 @@ from drm_triton.names import (
     CovForm,
     FitOn,
     Init,
+    Negatives,
     ObjectiveName,
     Schedule,
     Score,
@@ -38,6 +39,9 @@ else:
 
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
 MAX_CUT_OFF = 1000  # of `monitor`, and of the metrics that `evaluate` prints
+
+SAMPLED_BATCH = 2048
+CATALOGUE_BATCH = 256  # users; a step with more of them changes every item less often
 
 MODEL, LISTS, LOSS, TRAINING = "Model", "Lists", "Loss", "Training"
 
@@ -58,9 +62,9 @@ class TrainConfig:
 
     score: Score = option(
         "dot",
-        "Score of an item for a user: dot product, or negative squared Euclidean distance (l2).",
+        "Score of an item for a user: dot product, negative squared Euclidean distance (l2), or cosine.",
         MODEL,
-        search=("dot", "l2"),
+        search=("dot", "l2", "cosine"),
     )
     factors: int = option(
         64,
@@ -84,6 +88,12 @@ class TrainConfig:
         least=1,
         most=MAX_INT32,
         paper=("1 to 5",),
+    )
+    negatives: Negatives = option(
+        "sampled",
+        "Negatives of a list: a sample of `eta` items, or all items that its user does not have. With all, a list is a "
+        "user, its positives are all of the user's items, and `objective` must be softmax.",
+        LISTS,
     )
     eta: int | None = option(
         None,
@@ -138,6 +148,14 @@ class TrainConfig:
     margin: float = option(
         1.0, "By how much a positive should score above a negative, in the hinge part.", LOSS, search=(0.5, 1.0)
     )
+    temperature: float = option(
+        0.15,
+        "Temperature of the softmax part. Lower values put more weight on the hardest negatives.",
+        LOSS,
+        least=TAU_RANGE[0],
+        most=TAU_RANGE[1],
+        search=(0.1, 0.15, 0.2),
+    )
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
     )
@@ -167,13 +185,14 @@ class TrainConfig:
     schedule: Schedule = option(
         "linear", "Learning rate over the epochs: linear decrease to 0, or constant.", TRAINING, paper=("constant",)
     )
-    batch_size: int = option(
-        2048,
+    batch_size: int | None = option(
+        None,
         "Number of lists in a training step. Must be a multiple of `share`.",
         TRAINING,
         least=1,
         most=MAX_INT32,
         paper=(1,),
+        unset=f"{SAMPLED_BATCH}, or {CATALOGUE_BATCH} with `negatives` all",
     )
     epochs: int = option(
         20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 30)
@@ -201,8 +220,10 @@ class TrainConfig:
             object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))  # frozen: no assignment
         if self.k is not None and self.k > self.rho + self.eta_in_force:
             raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta_in_force}, got {self.k}")
-        if self.batch_size % self.share:
-            raise InputError(_batch_problem(self.batch_size, self.share))
+        if self.negatives == "sampled" and self.batch_in_force % self.share:
+            raise InputError(_batch_problem(self.batch_in_force, self.share))
+        if self.negatives == "all" and self.objective != "softmax":
+            raise InputError(f"`negatives` all needs `objective` softmax, got {self.objective}")
         if self.cov > 0 and self.score != "l2":
             raise InputError("`cov` (covariance regularisation) needs `score` l2")
         name, _, cut_off = self.monitor.partition("@")
@@ -217,15 +238,23 @@ class TrainConfig:
         """Number of negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
+    @property
+    def batch_in_force(self) -> int:
+        """Number of lists in a training step."""
+        if self.batch_size is not None:
+            return self.batch_size
+        return CATALOGUE_BATCH if self.negatives == "all" else SAMPLED_BATCH
+
     def resolved(self) -> "TrainConfig":
-        """Return the same configuration with explicit `eta` and `k`, as a run records it.
+        """Return the same configuration with explicit `eta`, `k` and `batch_size`, as a run records it.
 
         Examples
         --------
         >>> TrainConfig(rho=4).resolved().to_dict()["eta"]
         60
         """
-        return dataclasses.replace(self, eta=self.eta_in_force, k=self.rho if self.k is None else self.k)
+        k = self.rho if self.k is None else self.k
+        return dataclasses.replace(self, eta=self.eta_in_force, k=k, batch_size=self.batch_in_force)
 
     @property
     def fit_parts(self) -> tuple[str, ...]:
@@ -240,12 +269,14 @@ class TrainConfig:
         >>> TrainConfig(factors=32).resolved().changed()
         {'factors': 32}
         """
-        defaults = TrainConfig(rho=self.rho).resolved()  # a model that was saved has explicit `eta` and `k`
+        # A model that was saved has explicit values in place of defaults that depend on other options.
+        decisive = ("rho", "negatives", "objective")
+        defaults = TrainConfig(rho=self.rho, negatives=self.negatives, objective=self.objective).resolved()
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {
             name: value
             for name, (value, default) in values.items()
-            if value != default and (name == "rho" or value != getattr(defaults, name))
+            if value != default and (name in decisive or value != getattr(defaults, name))
         }
 
     @classmethod
@@ -302,6 +333,7 @@ class TrainOptions(TypedDict, total=False):
     factors: int
     init: Init
     rho: int
+    negatives: Negatives
     eta: int | None
     share: int
     user_sampling: UserSampling
@@ -311,12 +343,13 @@ class TrainOptions(TypedDict, total=False):
     lam: float
     weight: Weight
     margin: float
+    temperature: float
     cov: float
     cov_every: int
     cov_form: CovForm
     lr: float
     schedule: Schedule
-    batch_size: int
+    batch_size: int | None
     epochs: int
     seed: int
     fit_on: FitOn

@@ -106,6 +106,7 @@ def export(
 
 
 SCORES = {"dot": "user_factors @ item_factors.T", "l2": "minus the squared distance of user and item factors"}
+SCORES["cosine"] = SCORES["dot"]
 SEEN = "Items that the user already has are included: search for more items and remove these."
 
 
@@ -182,10 +183,10 @@ class _Faiss:
     def __init__(self, V: Factors, score: Score) -> None:
         faiss = _package("faiss")
         self.query += (
-            "`found` is the score. " if score == "dot" else "`found` is the squared distance; the score is -found. "
+            "`found` is the squared distance; the score is -found. " if score == "l2" else "`found` is the score. "
         )
         self._index = faiss.IndexHNSWFlat(
-            V.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT if score == "dot" else faiss.METRIC_L2
+            V.shape[1], LINKS, faiss.METRIC_L2 if score == "l2" else faiss.METRIC_INNER_PRODUCT
         )
         self._index.hnsw.efConstruction = EF_CONSTRUCTION
         self._index.add(V)
@@ -208,8 +209,8 @@ class _Hnswlib:
     file = "index.hnsw"
 
     def __init__(self, V: Factors, score: Score) -> None:
-        self._space, self._dimension = ("ip" if score == "dot" else "l2"), V.shape[1]
-        found = "1 - score" if score == "dot" else "the squared distance; the score is -found"
+        self._space, self._dimension = ("l2" if score == "l2" else "ip"), V.shape[1]
+        found = "the squared distance; the score is -found" if score == "l2" else "1 - score"
         self.query = (
             f"index = hnswlib.Index(space='{self._space}', dim={self._dimension}); index.load_index('index.hnsw'); "
             "index.set_ef(max(ef, k)) with the ef in this file; "
@@ -313,5 +314,5 @@ class _Recall:
     def _scores(self, items: Labels) -> Factors:
         """Return scores of items [m, k], -inf for no item. Both sides of the comparison sum in the same order."""
         Q, V = self.queries[:, None, :], self.V[items]
-        scores = (Q * V).sum(-1) if self.score == "dot" else -((Q - V) ** 2).sum(-1)
+        scores = -((Q - V) ** 2).sum(-1) if self.score == "l2" else (Q * V).sum(-1)
         return np.where(items >= 0, scores, -np.inf)

@@ -23,6 +23,7 @@ from drm_triton.names import (
     CovForm,
     FitOn,
     Init,
+    Negatives,
     ObjectiveName,
     Schedule,
     Score,
@@ -94,21 +95,24 @@ class DRM:
     ----------
     config : TrainConfig, optional
         All options at once, instead of the keywords below.
-    score : {"dot", "l2"}, default "dot"
-        Score of an item for a user: dot product, or negative squared Euclidean distance (l2).
+    score : {"dot", "l2", "cosine"}, default "dot"
+        Score of an item for a user: dot product, negative squared Euclidean distance (l2), or cosine.
     factors : int, default 64
         Length of the user and item vectors, d.
     init : {"spectral", "normal"}, default "spectral"
         Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).
     rho : int, default 1
         Number of positives in a training list: items that its user has.
+    negatives : {"sampled", "all"}, default "sampled"
+        Negatives of a list: a sample of `eta` items, or all items that its user does not have. With all, a list is a
+        user, its positives are all of the user's items, and `objective` must be softmax.
     eta : int, optional
         Number of negatives in a training list: items that its user does not have. Default: 15 rho, at least 45.
     share : int, default 32
         Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"
         How users are drawn: in proportion to their number of interactions, or uniformly.
-    objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm"}, default "hinge+drm"
+    objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm"}, default "hinge+drm"
         Parts of the loss.
     k : int, optional
         Number of ranks that count as the top in the DRM part. At most `rho` + `eta`. Default: rho.
@@ -120,6 +124,8 @@ class DRM:
         How much each rank counts in the DRM part.
     margin : float, default 1.0
         By how much a positive should score above a negative, in the hinge part.
+    temperature : float, default 0.15
+        Temperature of the softmax part. Lower values put more weight on the hardest negatives.
     cov : float, default 0.0
         Weight of the covariance regularisation. Needs `score` l2.
     cov_every : int, default 10
@@ -130,8 +136,8 @@ class DRM:
         Learning rate of Adagrad.
     schedule : {"linear", "constant"}, default "linear"
         Learning rate over the epochs: linear decrease to 0, or constant.
-    batch_size : int, default 2048
-        Number of lists in a training step. Must be a multiple of `share`.
+    batch_size : int, optional
+        Number of lists in a training step. Must be a multiple of `share`. Default: 2048, or 256 with `negatives` all.
     epochs : int, default 20
         Number of passes over the interactions.
     seed : int, default 0
@@ -169,6 +175,7 @@ class DRM:
         factors: int = 64,
         init: Init = "spectral",
         rho: int = 1,
+        negatives: Negatives = "sampled",
         eta: int | None = None,
         share: int = 32,
         user_sampling: UserSampling = "proportional",
@@ -178,12 +185,13 @@ class DRM:
         lam: float = 10.0,
         weight: Weight = "uniform",
         margin: float = 1.0,
+        temperature: float = 0.15,
         cov: float = 0.0,
         cov_every: int = 10,
         cov_form: CovForm = "decorrelate",
         lr: float = 0.2,
         schedule: Schedule = "linear",
-        batch_size: int = 2048,
+        batch_size: int | None = None,
         epochs: int = 20,
         seed: int = 0,
         fit_on: FitOn = "train",
@@ -201,6 +209,7 @@ class DRM:
                 factors=factors,
                 init=init,
                 rho=rho,
+                negatives=negatives,
                 eta=eta,
                 share=share,
                 user_sampling=user_sampling,
@@ -210,6 +219,7 @@ class DRM:
                 lam=lam,
                 weight=weight,
                 margin=margin,
+                temperature=temperature,
                 cov=cov,
                 cov_every=cov_every,
                 cov_form=cov_form,

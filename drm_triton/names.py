@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-Score = Literal["dot", "l2"]  # s_j = u.v_j, or -||u - v_j||^2
+Score = Literal["dot", "l2", "cosine"]  # s_j = u.v_j, -||u - v_j||^2, or u.v_j with rows of length 1
 Weight = Literal["uniform", "precision", "recall", "ndcg", "ap"]  # rank weights w_k of the relaxed metric
-ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm"]
+ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm"]
+Negatives = Literal["sampled", "all"]
 UserSampling = Literal["proportional", "uniform"]
 Init = Literal["spectral", "normal"]
 Schedule = Literal["linear", "constant"]

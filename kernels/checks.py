@@ -17,7 +17,15 @@ from drm_triton.errors import InputError
 from drm_triton.names import TAU_RANGE, Score
 
 if TYPE_CHECKING:
-    from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, Objective, PackedItems, SharedNegatives
+    from drm_triton.kernels.protocol import (
+        CatalogueBatch,
+        GradientTerms,
+        ListBatch,
+        ListPlan,
+        Objective,
+        PackedItems,
+        SharedNegatives,
+    )
 
 CSR_CHUNK = 1 << 24  # indices checked at a time
 FLOATS, INT32, INT64, BOOL = (torch.float32, torch.float64), (torch.int32,), (torch.int64,), (torch.bool,)
@@ -150,6 +158,22 @@ def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, va
         check_index(name, "items", items, len(V))
         if batch.shared is not None:
             check_index(name, "the items of shared", batch.shared.items, len(V))
+
+
+def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> None:
+    """Check the arguments of `catalogue_gradients`."""
+    name = "catalogue_gradients"
+    if not objective.softmax or objective.hinge or objective.drm or objective.mse:
+        raise InputError(f"{name}: the objective must be softmax alone")
+    check_tensor(name, "U", U, (None, None), FLOATS)
+    check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
+    check_tensor(name, "users", batch.users, (None,), INT32)
+    check_tensor(name, "the indptr of batch", batch.indptr, (len(batch.users) + 1,), INT64)
+    check_tensor(name, "the indices of batch", batch.indices, (None,), INT32)
+    check_devices(name, U=U, V=V, users=batch.users, indptr=batch.indptr, indices=batch.indices)
+    if U.device.type == "cpu":
+        check_index(name, "users", batch.users, len(U))
+        check_rows(name, " of batch", batch.indptr, batch.indices, len(V))
 
 
 def _check_shared(function: str, shared: SharedNegatives, items: Tensor, rho: int | None = None) -> None:

@@ -4,6 +4,7 @@ Symbols follow the mathematics: U [M, d] user factors, V [N, d] item factors, B 
 their scores. Every argument is checked once, by `checks`, in the same way on every backend.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -31,7 +32,7 @@ SeenItems = tuple[Tensor, Tensor]  # (indptr int64 [m + 1], indices int32): rows
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of one list: hinge + lam * drm + mse. Each part can be switched off.
+    """Loss of one list: hinge + lam * drm + mse + softmax. Each part can be switched off.
 
     Parameters
     ----------
@@ -41,6 +42,7 @@ class Objective:
     lam : weight of the DRM part.
     weight : rank weights w_k.
     margin : hinge margin.
+    temperature : temperature of the softmax part.
     """
 
     rho: int
@@ -53,6 +55,8 @@ class Objective:
     hinge: bool = True
     drm: bool = True
     mse: bool = False
+    softmax: bool = False
+    temperature: float = 0.15
 
     def __post_init__(self) -> None:
         check_choice("Objective", "score", self.score, Score)
@@ -63,8 +67,10 @@ class Objective:
         check_tau("Objective", self.tau)
         check_number("Objective", "lam", self.lam, 0)
         check_number("Objective", "margin", self.margin)
-        if not (self.hinge or self.drm or self.mse):
-            raise InputError("Objective: at least one of hinge, drm and mse must be on")
+        if not (self.hinge or self.drm or self.mse or self.softmax):
+            raise InputError("Objective: at least one of hinge, drm, mse and softmax must be on")
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"Objective: temperature must be positive and finite, got {self.temperature}")
 
     @property
     def K(self) -> int:  # noqa: N802
@@ -168,19 +174,36 @@ class ListGradients(NamedTuple):
     """Losses of B lists and their gradients."""
 
     scores: Tensor  # [B, n]
-    hinge: Tensor  # [B], 0 if switched off, as are drm and mse; all without lam
+    hinge: Tensor  # [B], 0 if switched off, as are the next three; all without lam
     drm: Tensor  # [B]
     mse: Tensor  # [B]
-    loss: Tensor  # [B], hinge + lam * drm + mse
+    softmax: Tensor  # [B]
+    loss: Tensor  # [B], hinge + lam * drm + mse + softmax
     g: Tensor  # [B, n], dloss/dscores
     user_grad: Tensor  # [B, d], dloss/dU[user]
+
+
+class CatalogueBatch(NamedTuple):
+    """B lists that are the whole catalogue: users and their items, which are the positives."""
+
+    users: Tensor  # int32 [B]
+    indptr: Tensor  # int64 [B + 1]; the items of users[b] are indices[indptr[b] : indptr[b + 1]]
+    indices: Tensor  # int32, ascending within a user
+
+
+class CatalogueGradients(NamedTuple):
+    """Losses of B users over the whole catalogue, and their gradients."""
+
+    softmax: Tensor  # [B]
+    user_grad: Tensor  # [B, d], dloss/dU[user]
+    item_grad: Tensor  # [N, d], dloss/dV summed over the users
 
 
 class GradientTerms(NamedTuple):
     """The gradient of some rows of a table, as a sum of terms.
 
     With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] * x_b to the gradient of row rows[b, j] under
-    `dot`, and 2 * coefficients[b, j] * (x_b - row) under `l2`.
+    `dot` and `cosine`, and 2 * coefficients[b, j] * (x_b - row) under `l2`.
     """
 
     rows: Tensor  # int32 [B, m]
@@ -195,12 +218,23 @@ class GradientTerms(NamedTuple):
         return cls(batch.items, g, U, batch.users, batch.shared)
 
     @classmethod
+    def none(cls, table: Tensor) -> "GradientTerms":
+        """No terms: a dense gradient is all that the rows of `table` [R, d] receive."""
+        rows = torch.empty(0, 1, dtype=torch.int32, device=table.device)
+        return cls(rows, table.new_empty(0, 1), table[:0], rows[:, 0])
+
+    @classmethod
     def of_users(cls, users: Tensor, gradients: Tensor, coefficients: Tensor | None = None) -> "GradientTerms":
         """Gradient of users [B] from gradients [B, d], times coefficients [B] if given."""
         if coefficients is None:
             coefficients = torch.ones_like(gradients[:, 0])
         every = torch.arange(len(users), dtype=torch.int32, device=users.device)
         return cls(users[:, None], coefficients[:, None], gradients, every)
+
+
+def summed(score: Score) -> Score:
+    """Return the score to update rows with whose terms are complete gradients, as those of users are."""
+    return "dot" if score == "l2" else score
 
 
 @dataclass(frozen=True)
@@ -229,6 +263,14 @@ class Backend(Protocol):
         A list with a score that is not finite has loss and gradient NaN.
         """
 
+    def catalogue_gradients(
+        self, U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
+    ) -> CatalogueGradients:
+        """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to all items.
+
+        A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+        """
+
     def update_rows(
         self,
         table: Tensor,
@@ -239,6 +281,9 @@ class Backend(Protocol):
         dense: Tensor | None = None,
     ) -> None:
         """Take one Adagrad step and project onto the unit ball, in place.
+
+        Under `cosine`, rows have length 1: the step is along the gradient's component orthogonal to the row, and the
+        row is scaled back to length 1.
 
         Without `dense`, the rows that appear in `terms` take the step. With `dense` [R, d], a gradient that is added to
         that of the terms, every row does.

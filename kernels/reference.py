@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from drm_triton.kernels.catalogue import catalogue_gradients as catalogue_gradients
 from drm_triton.kernels.checks import (
     check_items,
     check_lists,
@@ -205,18 +206,18 @@ def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tupl
 
 
 def list_scores(U: Tensor, V: Tensor, users: Tensor, items: Tensor, score: Score) -> Tensor:
-    """Compute the scores of lists, u.v under `dot` and -||u - v||^2 under `l2`: [B, n]."""
+    """Compute the scores of lists, -||u - v||^2 under `l2` and u.v otherwise: [B, n]."""
     u, v = U[users.long()][:, None, :], V[items.long()]
-    return (u * v).sum(-1) if score == "dot" else -(u - v).square().sum(-1)
+    return -(u - v).square().sum(-1) if score == "l2" else (u * v).sum(-1)
 
 
-def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute hinge, DRM and MSE of each list [B] by their definitions. Autograd can differentiate them."""
+def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute hinge, DRM, MSE and softmax of each list [B] by their definitions. Autograd can differentiate them."""
     rho, n = objective.rho, s.shape[1]
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     mask = torch.ones_like(s, dtype=torch.bool)
     zero = s.new_zeros(len(s))
-    hinge, drm, mse = zero, zero, zero
+    hinge, drm, mse, softmax = zero, zero, zero, zero
     if objective.hinge:
         positive = s[:, :rho].min(-1, keepdim=True).values
         violations = (objective.margin - positive + s[:, rho:] >= 0).sum(-1)
@@ -227,7 +228,10 @@ def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, 
         drm = (y - soft_topk_forward(s, w, objective.tau, mask)).square().sum(-1)
     if objective.mse:
         mse = (s - y).square().mean(-1)
-    return hinge, drm, mse
+    if objective.softmax:
+        z = s / objective.temperature
+        softmax = torch.nn.functional.softplus(z[:, rho:].logsumexp(-1, keepdim=True) - z[:, :rho]).sum(-1)
+    return hinge, drm, mse, softmax
 
 
 def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
@@ -242,7 +246,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     scores = list_scores(U, V, users, items, objective.score)
     finite = scores.abs().sum(-1, keepdim=True) < math.inf
     s = torch.where(finite, scores, math.nan)
-    hinge, drm, mse = list_losses(s, len(V), objective)
+    hinge, drm, mse, softmax = list_losses(s, len(V), objective)
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     g = torch.zeros_like(s)
     if objective.hinge:
@@ -257,10 +261,15 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         g += objective.lam * drm_lists(s, y, w, objective.tau, mask)[1]
     if objective.mse:
         g += 2 / n * (s - y)
+    if objective.softmax:
+        z = s / objective.temperature
+        wrong = torch.sigmoid(z[:, rho:].logsumexp(-1, keepdim=True) - z[:, :rho])  # weight of the negatives, [B, rho]
+        negatives = wrong.sum(-1, keepdim=True) * torch.softmax(z[:, rho:], -1)
+        g += torch.cat([-wrong, negatives], -1) / objective.temperature
     g = torch.where(finite, g, math.nan)
     u, v = U[users.long()][:, None, :], V[items.long()]
-    user_grad = (g[:, :, None] * (v if objective.score == "dot" else -2 * (u - v))).sum(1)
-    return ListGradients(scores, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
+    user_grad = (g[:, :, None] * (-2 * (u - v) if objective.score == "l2" else v)).sum(1)
+    return ListGradients(scores, hinge, drm, mse, softmax, hinge + objective.lam * drm + mse + softmax, g, user_grad)
 
 
 @torch.no_grad()
@@ -281,10 +290,13 @@ def update_rows(
     grad = torch.zeros_like(table) if dense is None else dense.clone()
     grad.index_add_(0, rows, terms.coefficients.flatten()[:, None] * x)
     touched = rows.unique() if dense is None else torch.arange(len(table), device=table.device)
-    grad = grad[touched]
+    grad, before = grad[touched], table[touched]
+    if score == "cosine":
+        grad = grad - (grad * before).sum(1, keepdim=True) * before
     state[touched] += grad.square()
-    row = table[touched] - lr * grad / (state[touched].sqrt() + ADAGRAD_EPS)
-    table[touched] = row / row.norm(dim=1, keepdim=True).clamp(min=1)
+    row = before - lr * grad / (state[touched].sqrt() + ADAGRAD_EPS)
+    norm = row.norm(dim=1, keepdim=True)
+    table[touched] = row / (torch.where(norm > 0, norm, 1) if score == "cosine" else norm.clamp(min=1))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -300,7 +312,7 @@ def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = 
     """Find the k best items of each query, best first: items int32 [m, k], scores [m, k]."""
     check_top_k(queries, items, k, seen)
     V = items.V
-    s = queries @ V.T if items.score == "dot" else -(queries[:, None, :] - V[None, :, :]).square().sum(-1)
+    s = -(queries[:, None, :] - V[None, :, :]).square().sum(-1) if items.score == "l2" else queries @ V.T
     if seen is not None:
         indptr, indices = seen
         row = torch.repeat_interleave(torch.arange(len(queries), device=s.device), indptr.diff())

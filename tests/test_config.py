@@ -68,7 +68,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"lr": 0}, "`lr` must be positive, got 0.0"),
         ({"lr": math.nan}, "`lr` must be finite, got nan"),
         ({"lr": 1e300}, "`lr` must be at most 3.4e+38, got 1e+300"),  # the kernels compute in float32
-        ({"score": "cosine"}, "`score` must be one of dot, l2, got 'cosine'"),
+        ({"score": "hamming"}, "`score` must be one of dot, l2, cosine, got 'hamming'"),
         ({"objective": "drm+hinge"}, "`objective` must be one of hinge"),
         ({"rho": 2, "eta": 3, "k": 6}, "`k` must be at most `rho` + `eta` = 5, got 6"),
         ({"cov": 1.0}, "`cov` (covariance regularisation) needs `score` l2"),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
-from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan, summed
 from drm_triton.training.initialize import SPECTRAL_NORM
 from drm_triton.training.step import objective_of
 
@@ -80,7 +80,7 @@ def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainC
         ]
         gradients = backend.list_gradients(U, V, ListBatch(users, torch.cat(items)), objective).user_grad
         terms = GradientTerms.of_users(users, gradients, mean_weights)
-        backend.update_rows(U, state, terms, LR * (1 - step / STEPS), "dot")
+        backend.update_rows(U, state, terms, LR * (1 - step / STEPS), summed(config.score))
 
 
 def _plan(row: NDArray[np.int32], V: Tensor, config: TrainConfig) -> ListPlan:

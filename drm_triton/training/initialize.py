@@ -4,9 +4,6 @@ Both are bit-identical for any number of threads: they use NumPy's Philox stream
 algebra on one thread.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import scipy.sparse
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR
+from drm_triton.kernels.torch_threads import one_torch_thread
 
 NORMAL_SCALE = 0.1  # typical norm of a row: far inside the unit ball
 SPECTRAL_NORM = 0.9  # norm of spectral rows: just inside the unit ball
@@ -49,7 +47,7 @@ def spectral(train: CSR, d: int, seed: int) -> tuple[Tensor, Tensor]:
     rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
     Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32))
-    with one_thread():
+    with one_torch_thread():
         for _ in range(POWER_ITERATIONS):
             X = _product(R, user_weight, item_weight, Y)
             del Y  # before the next table is allocated
@@ -107,14 +105,3 @@ def _on_sphere(X: Tensor, d: int) -> Tensor:
     """Return the first d columns, padded with zeros, with rows scaled to one norm. Zero rows stay zero."""
     X = torch.nn.functional.pad(X[:, :d], (0, max(0, d - X.shape[1])))
     return X.mul_(SPECTRAL_NORM / X.norm(dim=1, keepdim=True).clamp(min=1e-30))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: the order of its sums depends on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

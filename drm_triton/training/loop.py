@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.nn.functional import normalize
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
@@ -15,7 +16,7 @@ from drm_triton.names import CUT_OFFS
 from drm_triton.ranking.evaluate import evaluate, factor_ranker, measurable
 from drm_triton.training.initialize import initial_factors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
-from drm_triton.training.step import learning_rate, list_plan, objective_of, train_step
+from drm_triton.training.step import learning_rate, objective_of, take_step, training_plan
 
 
 def train(
@@ -36,15 +37,13 @@ def train(
     callbacks : called after each epoch
     on_batch : called after each step
     """
-    plan = list_plan(config, fit, state.U.device)
+    plan = training_plan(config, fit, state.U.device)
     objective = objective_of(config)
     while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
         while state.position < plan.n_lists:
-            stop = min(state.position + config.batch_size, plan.n_lists)
-            batch = backend.sample_lists(plan, state.epoch, state.position, stop)
-            train_step(state, batch, config, objective, backend, learning_rate(state, config, plan.n_lists))
-            state.position = stop
+            stop = min(state.position + config.batch_in_force, plan.n_lists)
+            take_step(state, plan, stop, config, objective, backend, learning_rate(state, config, plan.n_lists))
             state.seconds = time.perf_counter() - began
             if on_batch is not None and on_batch(state, plan.n_lists):
                 return state
@@ -83,6 +82,8 @@ def finish_epoch(
 def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     """Return the state before the first step, on a device."""
     U, V, accumulator = initial_factors(config, fit)
+    if config.score == "cosine":  # rows without interactions stay zero
+        U, V = normalize(U), normalize(V)
     U, V = U.to(device), V.to(device)
     return State(U, V, torch.full_like(U, accumulator), torch.full_like(V, accumulator))
 

@@ -9,10 +9,11 @@ import torch
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.kernels.catalogue import BLOCK_SCORES
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
-from drm_triton.training.step import list_plan, objective_of, train_step
+from drm_triton.training.step import objective_of, take_step, training_plan
 
 
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
@@ -20,13 +21,19 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     table = 4 * rows * config.factors
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
-    n_lists = min(config.batch_size, interactions)
-    shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
+    if config.negatives == "all":
+        n_lists = min(config.batch_in_force, dataset.n_users)
+        scores = min(n_lists * dataset.n_items, max(BLOCK_SCORES, 64 * dataset.n_items))
+        batch = 4 * (scores + 3 * dataset.n_items * config.factors + 3 * n_lists * config.factors)
+    else:
+        n_lists = min(config.batch_in_force, interactions)
+        shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
+        batch = 4 * n_lists * (4 * n + 2 * config.factors + shared_sums)
     return {
         "factors": table,
         "adagrad state": table,
         "interactions": 4 * interactions + 8 * (dataset.n_users + 1),
-        "batch": 4 * n_lists * (4 * n + 2 * config.factors + shared_sums),
+        "batch": batch,
     }
 
 
@@ -46,8 +53,7 @@ def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None
     """Take one step on toy data, so that the time to compile the kernels does not count as training."""
     toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3))
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
-    plan = list_plan(config, toy, device)
-    batch = backend.sample_lists(plan, 0, 0, plan.n_lists)
+    plan = training_plan(config, toy, device)
     # A small rate whatever the configuration says: a rate that diverges must be reported by training, not here.
-    train_step(state, batch, config, objective_of(config), backend, lr=1e-3)
+    take_step(state, plan, plan.n_lists, config, objective_of(config), backend, lr=1e-3)
     backend.top_k(state.U, backend.pack_items(state.V, config.score), 1, toy.tensors(device))

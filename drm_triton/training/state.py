@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LOSS_PARTS = ("loss", "hinge", "drm", "mse")
+LOSS_PARTS = ("loss", "hinge", "drm", "mse", "softmax")
 
 
 @dataclass

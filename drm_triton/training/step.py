@@ -3,11 +3,13 @@
 import math
 
 import torch
+from torch import Tensor
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.errors import DrmError
-from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan, Objective
+from drm_triton.kernels.catalogue import CataloguePlan
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListBatch, ListPlan, Objective, summed
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_PARTS, State
 
@@ -18,13 +20,7 @@ def train_step(
     """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched."""
     U, V = state.U, state.V
     gradients = backend.list_gradients(U, V, batch, objective)
-    parts = torch.stack([gradients.loss, gradients.hinge, gradients.drm, gradients.mse])
-    losses = parts.sum(1, dtype=torch.float64).tolist()
-    if not math.isfinite(losses[0]):
-        raise DrmError(
-            f"the loss became {losses[0]} in epoch {state.epoch + 1}, step {state.step + 1} "
-            f"(`lr` {config.lr}, `tau` {config.tau}); lower `lr` or raise `tau` and start again"
-        )
+    add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_PARTS})
     dU = dV = None
     if config.cov > 0 and state.step % config.cov_every == 0:
         weight = config.cov * config.cov_every  # one gradient stands for those of the steps between
@@ -32,9 +28,33 @@ def train_step(
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
     user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
     backend.update_rows(V, state.V_state, item_terms, lr, config.score, dV)  # before U, which the item terms refer to
-    backend.update_rows(U, state.U_state, user_terms, lr, "dot", dU)
+    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score), dU)
     state.step += 1
-    for name, value in zip(LOSS_PARTS, losses, strict=True):
+
+
+def catalogue_step(
+    state: State, batch: CatalogueBatch, config: TrainConfig, objective: Objective, backend: Backend, lr: float
+) -> None:
+    """Like `train_step`, for lists that are the whole catalogue: every item takes a step."""
+    U, V = state.U, state.V
+    gradients = backend.catalogue_gradients(U, V, batch, objective)
+    add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
+    # The gradients of items are complete, as those of users are.
+    backend.update_rows(V, state.V_state, GradientTerms.none(V), lr, summed(config.score), gradients.item_grad)
+    user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
+    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score))
+    state.step += 1
+
+
+def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> None:
+    """Add the losses of lists, each [B], to the sums of the epoch; raise if their total is not finite."""
+    sums = torch.stack(list(losses.values())).sum(1, dtype=torch.float64).tolist()
+    for name, value in zip(losses, sums, strict=True):
+        if name == "loss" and not math.isfinite(value):
+            raise DrmError(
+                f"the loss became {value} in epoch {state.epoch + 1}, step {state.step + 1} "
+                f"(`lr` {config.lr}, `tau` {config.tau}); lower `lr` or raise `tau` and start again"
+            )
         state.sums[name] += value
 
 
@@ -59,11 +79,39 @@ def objective_of(config: TrainConfig) -> Objective:
         hinge="hinge" in parts,
         drm="drm" in parts,
         mse="mse" in parts,
+        softmax="softmax" in parts,
+        temperature=config.temperature,
     )
 
 
-def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
+def take_step(
+    state: State,
+    plan: ListPlan | CataloguePlan,
+    stop: int,
+    config: TrainConfig,
+    objective: Objective,
+    backend: Backend,
+    lr: float,
+) -> None:
+    """Train on the lists of the current epoch from `state.position` to `stop` - 1."""
+    if isinstance(plan, CataloguePlan):
+        users = plan.batch(state.epoch, state.position, stop)
+        catalogue_step(state, users, config, objective, backend, lr)
+    else:
+        lists = backend.sample_lists(plan, state.epoch, state.position, stop)
+        train_step(state, lists, config, objective, backend, lr)
+    state.position = stop
+
+
+def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan | CataloguePlan:
     """Return the plan of the lists that a configuration trains on."""
+    if config.negatives == "all":
+        return CataloguePlan(*fit.tensors(device), n_items=fit.shape[1], seed=config.seed)
+    return list_plan(config, fit, device)
+
+
+def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
+    """Return the plan of lists with sampled negatives."""
     return ListPlan(
         *fit.tensors(device),
         n_items=fit.shape[1],

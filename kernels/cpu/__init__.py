@@ -1,5 +1,6 @@
 """The operations for the CPU: Numba, threads, one file per operation. See `drm_triton.kernels.protocol`."""
 
+from drm_triton.kernels.cpu.catalogue import catalogue_gradients
 from drm_triton.kernels.cpu.gradients import list_gradients
 from drm_triton.kernels.cpu.sampling import sample_lists
 from drm_triton.kernels.cpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
@@ -8,6 +9,7 @@ from drm_triton.kernels.cpu.update import update_rows
 from drm_triton.names import BackendName
 
 __all__ = [
+    "catalogue_gradients",
     "drm_lists",
     "list_gradients",
     "name",

@@ -60,9 +60,15 @@ class GradientOutputs(NamedTuple):
     """Results of `list_gradients`."""
 
     scores: NDArray[np.float32]  # [B, n]
-    losses: NDArray[np.float32]  # [3, B]: hinge, DRM, MSE
+    losses: NDArray[np.float32]  # [4, B]: hinge, DRM, MSE, softmax
     g: NDArray[np.float32]  # [B, n]
     user_grad: NDArray[np.float32]  # [B, d]
+
+
+@inline
+def store_losses(losses, b, values):
+    """Store the losses of list b."""
+    losses[0, b], losses[1, b], losses[2, b], losses[3, b] = values
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -144,7 +150,7 @@ def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers,
         for i in range(count):
             j = positions[i]
             score_items(u, V, negatives[j : j + 1], negatives[j : j + 1], l2, s_negatives[j : j + 1])
-        out.losses[0, b], out.losses[1, b], out.losses[2, b] = list_loss(s, loss, buffers, g)
+        store_losses(out.losses, b, list_loss(s, loss, buffers, g))
         user_grad[:] = f32(0)
         add_rows(V, positives, g[:rho], user_grad)
         for j in range(eta):
@@ -191,7 +197,7 @@ def list_gradient(b, following, inputs, loss, buffers, out):
     V, items, s, g, user_grad = inputs.V, inputs.items[b], out.scores[b], out.g[b], out.user_grad[b]
     u = inputs.U[inputs.users[b]]
     score_items(u, V, items, inputs.items[following], inputs.l2, s)
-    out.losses[0, b], out.losses[1, b], out.losses[2, b] = list_loss(s, loss, buffers, g)
+    store_losses(out.losses, b, list_loss(s, loss, buffers, g))
     user_grad[:] = f32(0)
     add_rows(V, items, g, user_grad)
     if inputs.l2:
@@ -224,6 +230,8 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
         hinge=objective.hinge,
         drm=objective.drm,
         mse=objective.mse,
+        softmax=objective.softmax,
+        temperature=float(objective.temperature),
     )
 
 
@@ -248,7 +256,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     )
     check_lists(U, V, batch, objective)
     (B, n), d = batch.items.shape, U.shape[1]
-    scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, 3, B)
+    scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, 4, B)
     out = GradientOutputs(scores.numpy(), losses.numpy(), g.numpy(), user_grad.numpy())
     loss = loss_parameters(objective, n, len(V))
     if batch.shared is None:
@@ -256,5 +264,6 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     else:
         groups = divide(name, batch.shared)
         threads.split(gradients_of_tiles, groups.n_tiles, 1, inputs, groups, loss, out)
-    hinge, drm, mse = losses
-    return ListGradients(scores, hinge, drm, mse, hinge + objective.lam * drm + mse, g, user_grad)
+    hinge, drm, mse, softmax = losses
+    loss_sum = hinge + objective.lam * drm + mse + softmax
+    return ListGradients(scores, hinge, drm, mse, softmax, loss_sum, g, user_grad)

@@ -1,5 +1,6 @@
 """Scores, losses and gradients of one list, in vector registers."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from drm_triton.kernels.cpu.softsort import (
     SortBuffers,
     active_items,
     all_finite,
+    exp,
     pad,
     relaxed_topk,
     relaxed_topk_gradient,
@@ -36,6 +38,8 @@ class LossParameters(NamedTuple):
     hinge: bool
     drm: bool
     mse: bool
+    softmax: bool
+    temperature: float
 
 
 class ListBuffers(NamedTuple):
@@ -184,14 +188,44 @@ def mse_loss(s, rho, g):
 
 
 @inline
+def softmax_loss(positives, negatives, temperature, weights, g_positives, g_negatives):
+    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and add its gradient. `weights` is a buffer."""
+    inverse, highest, total = f32(1 / temperature), largest(negatives), f32(0)
+    for j in range(negatives.size):
+        e = exp(inverse * (negatives[j] - highest))
+        weights[j] = e
+        total += e
+    loss, wrong, log_total = f32(0), f32(0), f32(math.log(total))
+    for i in range(positives.size):
+        x = inverse * (highest - positives[i]) + log_total
+        e = exp(-abs(x))
+        loss += max(x, f32(0)) + f32(math.log1p(e))
+        share = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
+        g_positives[i] -= inverse * share
+        wrong += share
+    scale = inverse * wrong / total
+    for j in range(negatives.size):
+        g_negatives[j] += scale * weights[j]
+    return loss
+
+
+@inline
 def list_loss(s, loss, buffers, g):
-    """Return hinge, DRM and MSE of a list with scores s [n], and write the gradient of the total loss to g [n]."""
+    """Return hinge, DRM, MSE and softmax of a list with scores s [n]; write the gradient of the total loss to g [n]."""
     rho = loss.rho
     if not all_finite(s):  # one bad score makes the whole list NaN, so that it is noticed
         g[:] = NAN
-        return NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0), NAN if loss.mse else f32(0)
+        return (
+            NAN if loss.hinge else f32(0),
+            NAN if loss.drm else f32(0),
+            NAN if loss.mse else f32(0),
+            NAN if loss.softmax else f32(0),
+        )
     g[:] = f32(0)
     hinge = hinge_loss(s[:rho], s[rho:], loss.margin, loss.phi, g[:rho], g[rho:]) if loss.hinge else f32(0)
     drm = drm_loss(s, loss, buffers, g) if loss.drm else f32(0)
     mse = mse_loss(s, rho, g) if loss.mse else f32(0)
-    return hinge, drm, mse
+    softmax = f32(0)
+    if loss.softmax:
+        softmax = softmax_loss(s[:rho], s[rho:], loss.temperature, buffers.q, g[:rho], g[rho:])
+    return hinge, drm, mse, softmax

@@ -296,6 +296,7 @@ class Target(NamedTuple):
     dense: NDArray[np.float32]  # [R, d] gradient of all rows, or [0, d]
     lr: np.float32
     l2: bool
+    sphere: bool  # rows have length 1, under the score `cosine`
 
 
 @inline
@@ -329,24 +330,32 @@ def sum_summands(keys, summands, grad):
 
 
 @inline
-def step_row(row, state, grad, lr):
-    """Take one Adagrad step and project onto the unit ball."""
+def step_row(row, state, grad, lr, sphere):
+    """Take one Adagrad step and project onto the unit ball, or onto the unit sphere along its tangent."""
     norm = f32(0)
+    if sphere:
+        radial = f32(0)
+        for c in range(row.size):
+            radial += grad[c] * row[c]
+        for c in range(row.size):
+            grad[c] -= radial * row[c]
     for c in range(row.size):
         state[c] += grad[c] * grad[c]
         row[c] -= lr * grad[c] / (np.sqrt(state[c]) + ADAGRAD_EPS_F32)
         norm += row[c] * row[c]
-    if norm > f32(1):
+    if norm > f32(1) or (sphere and norm > f32(0)):
         scale = f32(1) / np.sqrt(norm)
         for c in range(row.size):
             row[c] *= scale
 
 
 @inline
-def step_dense_rows(start, stop, target):
-    """Step rows start .. stop - 1, which have no summands, along their dense gradient."""
+def step_dense_rows(start, stop, target, grad):
+    """Step rows start .. stop - 1, which have no summands, along their dense gradient. `grad` is a buffer."""
     for index in range(start, stop):
-        step_row(target.table[index], target.state[index], target.dense[index], target.lr)
+        for c in range(grad.size):
+            grad[c] = target.dense[index, c]
+        step_row(target.table[index], target.state[index], grad, target.lr, target.sphere)
 
 
 @inline
@@ -360,7 +369,7 @@ def update_bucket(bucket, buckets, summands, target, counts, grad):
     while start < ordered.size:
         index = ordered[start] >> 32
         if with_dense:
-            step_dense_rows(next_row, index, target)
+            step_dense_rows(next_row, index, target, grad)
             next_row = index + 1
         stop = start + 1
         while stop < ordered.size and ordered[stop] >> 32 == index:
@@ -377,10 +386,10 @@ def update_bucket(bucket, buckets, summands, target, counts, grad):
         if with_dense:
             for c in range(row.size):
                 grad[c] += target.dense[index, c]
-        step_row(row, target.state[index], grad, target.lr)
+        step_row(row, target.state[index], grad, target.lr, target.sphere)
         start = stop
     if with_dense:
-        step_dense_rows(next_row, min((bucket + 1) << low_bits, table.shape[0]), target)
+        step_dense_rows(next_row, min((bucket + 1) << low_bits, table.shape[0]), target, grad)
 
 
 @kernel
@@ -415,6 +424,7 @@ def update_rows(
         np.empty((0, d), f32) if dense is None else view(name, "dense", dense, (None, None), FLOAT32),
         f32(lr),
         score == "l2",
+        score == "cosine",
     )
     arrays = Terms(
         view(name, "rows", terms.rows, (None, None), INT32),

@@ -1,5 +1,6 @@
 """The operations in Triton, for NVIDIA and AMD GPUs; on the CPU only under TRITON_INTERPRET=1, for tests."""
 
+from drm_triton.kernels.catalogue import catalogue_gradients
 from drm_triton.kernels.gpu.gradients import list_gradients
 from drm_triton.kernels.gpu.sampling import sample_lists
 from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
@@ -8,6 +9,7 @@ from drm_triton.kernels.gpu.update import update_rows
 from drm_triton.names import BackendName
 
 __all__ = [
+    "catalogue_gradients",
     "drm_lists",
     "list_gradients",
     "name",

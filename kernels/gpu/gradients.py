@@ -115,14 +115,28 @@ def _hinge(s, offs_n, live, rho, margin, ratio):
 
 
 @triton.jit
+def _softmax(s, offs_n, live, rho, temperature):
+    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and its gradient to the scores."""
+    positive, negative = offs_n < rho, live & (offs_n >= rho)
+    highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
+    e = tl.where(negative, tl.exp((s - highest) / temperature), 0.0)
+    total = tl.sum(e, axis=0)
+    x = (highest - s) / temperature + tl.log(total)
+    rest = tl.exp(-tl.abs(x))
+    loss = tl.sum(tl.where(positive, tl.maximum(x, 0.0) + _log1p(rest), 0.0), axis=0)
+    share = tl.where(positive, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0)  # of the negatives in the softmax
+    return loss, (tl.sum(share, axis=0) / total * e - share) / temperature
+
+
+@triton.jit
 def _finish(
-    row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio,
-    HINGE: tl.constexpr, MSE: tl.constexpr,
+    row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature,
+    HINGE: tl.constexpr, MSE: tl.constexpr, SOFTMAX: tl.constexpr,
 ):  # fmt: skip
-    """Add hinge and mse to DRM and its gradient ds; store losses and g [BLOCK_N]. `nan` (NaN or 0) is added to all."""
+    """Add the other losses to DRM and its gradient ds; store losses and g [BLOCK_N]. `nan` (NaN or 0) is added."""
     dtype: tl.constexpr = s.dtype
     lam = tl.full((), lam, dtype)
-    hinge, mse, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + nan
+    hinge, mse, softmax, g = tl.zeros((), dtype), tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + nan
     if HINGE:
         hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
         hinge += nan
@@ -131,11 +145,16 @@ def _finish(
         error = tl.where(live, s - (offs_n < rho).to(dtype), 0.0)
         mse = tl.sum(error * error, axis=0) / n + nan
         g += 2 * error / n
+    if SOFTMAX:
+        softmax, step = _softmax(s, offs_n, live, rho, tl.full((), temperature, dtype))
+        softmax += nan
+        g += step
     tl.store(g_ptr + row * n + offs_n, g, mask=live)
     tl.store(losses_ptr + row, hinge)
     tl.store(losses_ptr + B + row, drm)
     tl.store(losses_ptr + 2 * B + row, mse)
-    tl.store(losses_ptr + 3 * B + row, hinge + lam * drm + mse)
+    tl.store(losses_ptr + 3 * B + row, softmax)
+    tl.store(losses_ptr + 4 * B + row, hinge + lam * drm + mse + softmax)
     return g
 
 
@@ -147,7 +166,7 @@ def _gradients_kernel(
     items_ptr,  # int32 [B, n]
     w_ptr,  # [K]: rank weights, the same for every list (under AP: see `rank_weight`)
     s_ptr,  # [B, n], out
-    losses_ptr,  # [4, B], out: hinge, drm, mse, loss
+    losses_ptr,  # [5, B], out: hinge, drm, mse, softmax, loss
     g_ptr,  # [B, n], out
     user_grad_ptr,  # [B, d], out
     B: tl.int64,
@@ -161,10 +180,12 @@ def _gradients_kernel(
     lam: tl.float64,
     margin: tl.float64,
     ratio: tl.float64,
+    temperature: tl.float64,
     L2: tl.constexpr,
     HINGE: tl.constexpr,
     DRM: tl.constexpr,
     MSE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     AP: tl.constexpr,
     RESIDENT: tl.constexpr,  # d <= BLOCK_D: the V tile is loaded once
     BLOCK_N: tl.constexpr,
@@ -204,7 +225,10 @@ def _gradients_kernel(
         r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
         drm = tl.sum(r * r, axis=0) + nan
         ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, positive_ranks, AP, BLOCK_K)
-    g = _finish(row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+    g = _finish(
+        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature,
+        HINGE, MSE, SOFTMAX,
+    )  # fmt: skip
 
     out = user_grad_ptr + row * d
     if RESIDENT:
@@ -249,7 +273,7 @@ def _scores_kernel(
 def _finish_kernel(
     s_ptr,  # [B, n]
     drm_ptr,  # [B]
-    losses_ptr,  # [4, B], out
+    losses_ptr,  # [5, B], out
     g_ptr,  # [B, n], in place: gradient of drm, then of the loss
     B: tl.int64,
     n: tl.int32,
@@ -257,8 +281,10 @@ def _finish_kernel(
     lam: tl.float64,
     margin: tl.float64,
     ratio: tl.float64,
+    temperature: tl.float64,
     HINGE: tl.constexpr,
     MSE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Compute hinge, mse and loss of one long list."""
@@ -269,7 +295,10 @@ def _finish_kernel(
     ds = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
     drm = tl.load(drm_ptr + row)
     nan = nan_or_zero(s, live)
-    _finish(row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, HINGE, MSE)
+    _finish(
+        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature,
+        HINGE, MSE, SOFTMAX,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_users", "n_items"])
@@ -312,7 +341,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     check_lists(U, V, batch, objective, values=U.device.type == "cpu")
     U, V, users, items = U.contiguous(), V.contiguous(), batch.users.contiguous(), batch.items.contiguous()
     (B, n), d = items.shape, U.shape[1]
-    s, losses, user_grad = U.new_empty(B, n), U.new_empty(4, B), U.new_empty(B, d)
+    s, losses, user_grad = U.new_empty(B, n), U.new_empty(5, B), U.new_empty(B, d)
     shapes = {"n_users": len(U), "n_items": len(V), "n": n, "d": d}
     loss_options = {
         "B": B,
@@ -322,6 +351,8 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         "ratio": len(V) / max(1, n - objective.rho),
         "HINGE": objective.hinge,
         "MSE": objective.mse,
+        "temperature": objective.temperature,
+        "SOFTMAX": objective.softmax,
     }
     L2 = objective.score == "l2"
     if B == 0:
@@ -350,5 +381,5 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         _user_gradient_kernel[(B * tiles_of_d,)](
             U, V, users, items, g, user_grad, tiles=tiles_of_d, L2=L2, **shapes, **LONG_SIZES, enable_fp_fusion=True
         )
-    hinge, drm, mse, loss = losses
-    return ListGradients(s, hinge, drm, mse, loss, g, user_grad)
+    hinge, drm, mse, softmax, loss = losses
+    return ListGradients(s, hinge, drm, mse, softmax, loss, g, user_grad)

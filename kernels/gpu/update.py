@@ -221,6 +221,7 @@ def _update_kernel(
     d: tl.int32,
     lr: tl.float64,
     L2: tl.constexpr,
+    SPHERE: tl.constexpr,
     MERGED: tl.constexpr,
     DENSE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -280,11 +281,15 @@ def _update_kernel(
                 # Continue with the next tile if this one ended inside the row.
                 start = tl.where(tl.sum(mine.to(tl.int32), axis=0) == BLOCK_TERMS, start + BLOCK_TERMS, -1)
             grad = tl.where(tl.sum(unknown, axis=0) > 0, float("nan"), grad)
+            if SPHERE:
+                grad -= tl.sum(grad * x_row, axis=0) * x_row
             total = tl.load(state_ptr + offset, mask=mask_d, other=0.0) + grad * grad
             x_row -= tl.full((), lr, dtype) * grad / (tl.sqrt(total) + ADAGRAD_EPS)
             norm = tl.sqrt(tl.sum(x_row * x_row, axis=0))
             tl.store(state_ptr + offset, total, mask=mask_d)
-            tl.store(table_ptr + offset, x_row / tl.maximum(norm, 1.0), mask=mask_d)
+            least = norm if SPHERE else 1.0
+            norm = tl.where(norm == 0, 1.0, tl.maximum(norm, least))
+            tl.store(table_ptr + offset, x_row / norm, mask=mask_d)
         previous = row
 
 
@@ -339,6 +344,7 @@ def update_rows(
         d=d,
         lr=lr,
         L2=score == "l2",
+        SPHERE=score == "cosine",
         MERGED=merging,
         DENSE=dense is not None,
         **sizes,

@@ -123,7 +123,7 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
         (["train"], "--dataset is missing"),
         (["train", "-d", "nowhere"], "no data set at nowhere"),
         (["train", "-d", "{data}", "--tau", "0"], "--tau must be at least 1e-32, got 0.0"),
-        (["train", "-d", "{data}", "--score", "cosine"], "--score must be one of dot, l2, got 'cosine'"),
+        (["train", "-d", "{data}", "--score", "hamming"], "--score must be one of dot, l2, cosine, got 'hamming'"),
         (["train", "-d", "{data}", "--backend", "triton"], "triton cannot be used"),
         (["train", "-d", "{data}", "--run", "{run}"], "already contains a run"),
         (["train", "--resume", "{data}"], "is not a run directory"),

@@ -422,7 +422,7 @@ def test_bad_arguments_of_top_k(backend: Any, change: Any, message: str) -> None
         (torch.full((20, 4), math.nan), "dot", r"V holds values that are not finite \(NaN or infinity\)"),
         (torch.ones(20, 0), "dot", r"V must have at least one column, got \[20, 0\]"),
         (torch.ones(20), "dot", r"V must have shape \[any, any\], got \[20\]"),
-        (torch.ones(20, 4), "cosine", "score must be one of dot, l2, got 'cosine'"),
+        (torch.ones(20, 4), "hamming", "score must be one of dot, l2, cosine, got 'hamming'"),
     ],
 )
 def test_bad_arguments_of_pack_items(backend: Any, V: Tensor, score: Score, message: str) -> None:

@@ -70,20 +70,23 @@ def test_losses_follow_their_definitions(weight: Weight, k: int | None) -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("weight", ["uniform", "precision", "recall", "ndcg", "ap"])
-@pytest.mark.parametrize("parts", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)])
-def test_gradients_equal_autograd(score: Score, weight: Weight, parts: tuple[int, int, int]) -> None:
-    hinge, drm, mse = map(bool, parts)
+@pytest.mark.parametrize(
+    "parts", [(1, 1, 1, 1), (1, 1, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 1, 1, 0), (0, 0, 0, 1)]
+)
+def test_gradients_equal_autograd(score: Score, weight: Weight, parts: tuple[int, int, int, int]) -> None:
+    hinge, drm, mse, softmax = map(bool, parts)
     objective = Objective(
-        rho=2, score=score, k=3, tau=0.5, lam=0.7, weight=weight, margin=0.8, hinge=hinge, drm=drm, mse=mse
-    )
+        rho=2, score=score, k=3, tau=0.5, lam=0.7, weight=weight, margin=0.8, hinge=hinge, drm=drm, mse=mse,
+        softmax=softmax, temperature=0.3,
+    )  # fmt: skip
     U, V, users, items = random_step()
     result = reference.list_gradients(U, V, ListBatch(users, items), objective)
 
     rows = U[users.long()].requires_grad_()  # one row per list, so that each list's gradient stands alone
     s = reference.list_scores(rows, V, torch.arange(len(users)), items, score)
     s.retain_grad()
-    h, d, m = reference.list_losses(s, len(V), objective)
-    loss = h + objective.lam * d + m
+    hinge_loss, drm_loss, mse_loss, softmax_loss = reference.list_losses(s, len(V), objective)
+    loss = hinge_loss + objective.lam * drm_loss + mse_loss + softmax_loss
     loss.sum().backward()
     torch.testing.assert_close(result.loss, loss.detach(), **EXACT)
     torch.testing.assert_close(result.g, s.grad, **EXACT)
@@ -162,7 +165,7 @@ def test_steps_equal_autograd_with_torch_adagrad_and_projection(score: Score) ->
         apply_step(U, V, state_U, state_V, users, items, objective, lr=0.3)
 
         optimizer.zero_grad()
-        hinge, drm, _ = reference.list_losses(
+        hinge, drm, *_ = reference.list_losses(
             reference.list_scores(dense[0], dense[1], users, items, score), len(dense[1]), objective
         )
         (hinge + objective.lam * drm).sum().backward()

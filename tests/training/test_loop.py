@@ -73,6 +73,8 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
         {"share": 1},
         {"share": 5, "batch_size": 95},
         {"share": 1000, "batch_size": 1000},
+        {"score": "cosine", "objective": "softmax"},
+        {"score": "cosine", "objective": "softmax", "negatives": "all", "batch_size": 200},
     ],
 )
 def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: dict[str, Any]) -> None:
@@ -168,7 +170,7 @@ def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) 
     users = torch.tensor([0, 1, 0], dtype=torch.int32)
     items = torch.arange(3 * 48, dtype=torch.int32).reshape(3, 48) % 40
     U, V = (table.double().requires_grad_() for table in (state.U.clone(), state.V.clone()))
-    hinge, drm, _ = reference.list_losses(
+    hinge, drm, *_ = reference.list_losses(
         reference.list_scores(U, V, users, items, "dot"), fit.shape[1], objective_of(config)
     )
     (hinge + config.lam * drm).sum().backward()

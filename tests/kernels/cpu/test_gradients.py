@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any, get_args
 
 import numba
@@ -29,7 +30,9 @@ def assert_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objectiv
     # Sums of n terms are off by about EPS sqrt(n). A score is off by EPS times its size, and the softmax multiplies
     # that by up to 4 K / tau: nothing of size n is left in the logits of the first K ranks.
     n, size = batch.items.shape[1], want.scores.abs().max().item()
-    error = 4 * EPS * (n**0.5 + (4 * objective.K * size / objective.tau if objective.drm else 0))
+    logits = 4 * objective.K * size / objective.tau if objective.drm else 0
+    logits += size / objective.temperature if objective.softmax else 0
+    error = 4 * EPS * (n**0.5 + logits)
     for name, x, y in zip(got._fields, got, want, strict=True):
         bound = (8 * EPS if name == "scores" else error) * max(y.abs().max().item(), EPS)
         torch.testing.assert_close(x.double(), y, rtol=0, atol=bound, msg=partial("{}: {}".format, name))
@@ -68,14 +71,21 @@ def test_every_temperature_and_size(tau: float, scale: float) -> None:
     assert_gradients(*random_lists(4, 30, 32, 16, scale), Objective(2, tau=tau))
 
 
-@pytest.mark.parametrize("parts", [(h, r, m) for h in (0, 1) for r in (0, 1) for m in (0, 1) if h or r or m])
-def test_each_loss_can_be_switched_off(parts: tuple[int, int, int]) -> None:
-    hinge, drm, mse = map(bool, parts)
+@pytest.mark.parametrize("parts", [parts for parts in product((False, True), repeat=4) if any(parts)])
+def test_each_loss_can_be_switched_off(parts: tuple[bool, bool, bool, bool]) -> None:
+    hinge, drm, mse, softmax = parts
     U, V, batch = random_lists(5, 20, 20, 8)
-    objective = Objective(4, hinge=hinge, drm=drm, mse=mse, lam=2.5, margin=0.5)
+    objective = Objective(4, hinge=hinge, drm=drm, mse=mse, lam=2.5, margin=0.5, softmax=softmax)
     assert_gradients(U, V, batch, objective)
     got = cpu.list_gradients(U, V, batch, objective)
-    assert [bool(x.any()) for x in (got.hinge, got.drm, got.mse)] == [hinge, drm, mse]
+    assert tuple(bool(x.any()) for x in (got.hinge, got.drm, got.mse, got.softmax)) == parts
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.15, 1.0, 100.0])
+@pytest.mark.parametrize("rho", [1, 7])
+def test_softmax_at_every_temperature(temperature: float, rho: int) -> None:
+    objective = Objective(rho, hinge=False, drm=False, softmax=True, temperature=temperature)
+    assert_gradients(*random_lists(5, 20, 48, 16), objective)
 
 
 @pytest.mark.parametrize("weight", get_args(Weight))
@@ -93,7 +103,7 @@ def test_one_list_and_none() -> None:
     U, V, batch = random_lists(7, 1, 48, 64)
     assert_gradients(U, V, batch, Objective(3))
     got = cpu.list_gradients(U, V, ListBatch(batch.users[:0], batch.items[:0]), Objective(3))
-    assert [tuple(x.shape) for x in got] == [(0, 48), (0,), (0,), (0,), (0,), (0, 48), (0, 64)]
+    assert [tuple(x.shape) for x in got] == [(0, 48), *5 * [(0,)], (0, 48), (0, 64)]
 
 
 def test_arguments_need_not_be_contiguous() -> None:

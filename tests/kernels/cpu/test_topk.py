@@ -144,7 +144,7 @@ def test_packed_items_are_checked() -> None:
     with pytest.raises(InputError, match="pack_items: V holds values that are not finite"):
         cpu.pack_items(V / 0, "dot")
     with pytest.raises(InputError, match="pack_items: score must be one of dot, l2"):
-        cpu.pack_items(V, "cosine")  # type: ignore[arg-type]
+        cpu.pack_items(V, "hamming")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pack_items: V must be float32, got float64"):
         cpu.pack_items(V.double(), "dot")
     with pytest.raises(InputError, match=r"top_k: queries must have shape \[any, 2\], got \[3, 4\]"):

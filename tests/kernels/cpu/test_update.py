@@ -122,7 +122,7 @@ def test_no_terms_and_no_dense_gradient() -> None:
         (lambda t: {"terms": t._replace(sources=t.sources + 9)}, r"update_rows: sources must be in \[0, 9\)"),
         (lambda t: {"terms": t._replace(sources=t.sources[:3])}, r"update_rows: sources must have shape \[4\]"),
         (lambda t: {"lr": float("nan")}, "update_rows: lr must be finite and at least 0, got nan"),
-        (lambda t: {"score": "cosine"}, "update_rows: score must be one of dot, l2, got 'cosine'"),
+        (lambda t: {"score": "hamming"}, "update_rows: score must be one of dot, l2, cosine, got 'hamming'"),
         (lambda t: {"table": torch.ones(4, 5).T}, "update_rows: table is changed in place and must be"),
         (lambda t: {"table": t.vectors[:5]}, "update_rows: vectors must not be, or overlap, the table"),
         (lambda t: {"dense": torch.ones(4, 4)}, r"update_rows: dense must have shape \[5, 4\], got \[4, 4\]"),

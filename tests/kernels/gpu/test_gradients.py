@@ -38,6 +38,8 @@ CASES = [
     (256, 100, Objective(16, "dot", tau=3.0, weight="ndcg")),
     (300, 130, Objective(4, "l2", weight="uniform", drm=False)),
     (500, 16, Objective(3, "dot", k=10, tau=10.0, weight="recall")),
+    (20, 16, Objective(3, "cosine", hinge=False, drm=False, softmax=True, temperature=0.3)),
+    (300, 16, Objective(2, "l2", softmax=True, mse=True)),
 ]
 
 
@@ -51,7 +53,7 @@ def check_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objectiv
     n = items.shape[1]
     spread = (expected.scores.amax() - expected.scores.amin()).item()
     allowed = tolerance(torch.float32, n, objective.K, spread + 1, objective.tau)
-    for name in ("scores", "hinge", "drm", "mse", "loss"):
+    for name in ("scores", "hinge", "drm", "mse", "softmax", "loss"):
         right = getattr(expected, name)
         assert_close(getattr(result, name), right, allowed, name, max(1.0, right.abs().max().item()))
     w = float(objective.K) if objective.weight == "uniform" else 1.0

@@ -127,6 +127,8 @@ def test_a_step_has_the_same_bits_each_time_and_changes_no_input(score: Score, m
         (6, 1, 8, 16, 1, 0.3, "l2", False),  # groups of one list
         (150, 1, 3, 8, 100, 0.1, "l2", False),  # groups of two tiles; the second one of the last group is empty
         (6, 0, 4, 8, 3, 0.3, "dot", False),  # all columns are shared
+        (7, 2, 15, 50, 3, 0.1, "cosine", False),
+        (6, 1, 8, 16, 3, 0.0, "cosine", True),
     ],
 )
 def test_shared_negatives(

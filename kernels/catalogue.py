@@ -1,0 +1,136 @@
+"""Lists that are the whole catalogue: a user's items are the positives, all other items the negatives.
+
+Nothing is sampled. The scores of a block of users are one product of matrices, S = U_b V^T, and with g = dL/dS the
+gradients are two more, g V and g^T U_b. So a user costs 6 N d operations, however many items the user has. The loss of
+a user is
+
+    n^-1/2 sum_i log(1 + sum_j exp((s_j - s_i) / temperature))
+
+over the user's n positives i and all negatives j. A user with a hundred times the interactions counts ten times as
+much: a compromise between counting users and counting interactions equally.
+
+This module holds what every backend shares, and the operation in torch for `reference` and `gpu`.
+"""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels.checks import check_catalogue
+from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective
+from drm_triton.names import Score
+
+BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
+
+
+class Products(NamedTuple):
+    """The two products of g = dL/dS, and what `l2` needs besides."""
+
+    user_grad: Tensor  # g V: [B, d]
+    item_grad: Tensor  # g^T U_b: [N, d]
+    user_sums: Tensor  # [B], sums of g over items
+    item_sums: Tensor  # [N], sums of g over users
+
+
+def user_blocks(n_users: int, n_items: int, multiple: int) -> list[slice]:
+    """Return blocks of users whose scores fit into BLOCK_SCORES. They depend on the sizes alone, not on the machine."""
+    size = max(1, BLOCK_SCORES // max(1, n_items) // multiple) * multiple
+    return [slice(start, min(start + size, n_users)) for start in range(0, n_users, size)]
+
+
+def gradients_of_products(u: Tensor, V: Tensor, products: Products, score: Score) -> tuple[Tensor, Tensor]:
+    """Return the gradients to users u [B, d] and items V [N, d]."""
+    if score != "l2":
+        return products.user_grad, products.item_grad
+    user_grad = 2 * (products.user_grad - products.user_sums[:, None] * u)
+    return user_grad, 2 * (products.item_grad - products.item_sums[:, None] * V)
+
+
+def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> Tensor:
+    """Turn the inner products u V^T [B, N] into scores, in place."""
+    if score == "l2":
+        products.mul_(2).sub_(u.square().sum(1, keepdim=True)).sub_(V.square().sum(1))
+    return products
+
+
+def softmax_of_users(s: Tensor, positive: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the loss of each user [B] and its gradient to the scores s [B, N]; positive bool [B, N]."""
+    z = s / temperature
+    negatives = z.masked_fill(positive, -torch.inf)
+    x = negatives.logsumexp(1, keepdim=True) - z
+    scale = positive.sum(1, keepdim=True).to(s.dtype).rsqrt()
+    loss = scale[:, 0] * torch.where(positive, torch.nn.functional.softplus(x), 0).sum(1)
+    wrong = torch.where(positive, torch.sigmoid(x), 0)  # weight of the negatives in the softmax of each positive
+    g = wrong.sum(1, keepdim=True) * torch.softmax(negatives, 1) - wrong
+    return loss, scale / temperature * g
+
+
+def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
+    """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to all items.
+
+    A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+    """
+    check_catalogue(U, V, batch, objective)
+    u = U[batch.users.long()]
+    loss, user_grad, item_grad = U.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
+    user_of = torch.repeat_interleave(torch.arange(len(u), device=u.device), batch.indptr.diff())
+    for block in user_blocks(len(u), len(V), 1):
+        s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
+        low, high = batch.indptr[block.start], batch.indptr[block.stop]
+        positive = torch.zeros_like(s, dtype=torch.bool)
+        positive[user_of[low:high] - block.start, batch.indices[low:high].long()] = True
+        loss[block], g = softmax_of_users(s, positive, objective.temperature)
+        products = Products(g @ V, g.T @ u[block], g.sum(1), g.sum(0))
+        user_grad[block], of_items = gradients_of_products(u[block], V, products, objective.score)
+        item_grad += of_items
+    return CatalogueGradients(loss, user_grad, item_grad)
+
+
+class CataloguePlan:
+    """Which users a step trains on: each eligible user once in an epoch, in an order drawn for the epoch.
+
+    Parameters
+    ----------
+    indptr : int64 [M + 1]
+    indices : int32 [nnz], strictly ascending within a row
+        The training interactions. A user without interactions, or with all items, is left out.
+    """
+
+    def __init__(self, indptr: Tensor, indices: Tensor, n_items: int, seed: int) -> None:
+        self.indptr, self.indices, self.n_items, self.seed = indptr, indices, n_items, seed
+        self._order: tuple[int, Tensor] | None = None
+        if self.n_lists == 0:
+            raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
+
+    @cached_property
+    def eligible_users(self) -> Tensor:
+        """int32: users with at least one positive and one negative, ascending."""
+        degree = self.indptr.diff()
+        return ((degree > 0) & (degree < self.n_items)).nonzero().squeeze(1).to(torch.int32)
+
+    @property
+    def n_lists(self) -> int:
+        """Lists in an epoch: one for each eligible user."""
+        return len(self.eligible_users)
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the users of an epoch in their order."""
+        if self._order is None or self._order[0] != epoch:
+            stream = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+            drawn = torch.from_numpy(stream.permutation(self.n_lists))
+            self._order = epoch, self.eligible_users[drawn.to(self.indptr.device)]
+        return self._order[1]
+
+    def batch(self, epoch: int, start: int, stop: int) -> CatalogueBatch:
+        """Return lists number start .. stop - 1 of an epoch."""
+        users = self.order(epoch)[start:stop].contiguous()
+        begin = self.indptr[users.long()]
+        degree = self.indptr[users.long() + 1] - begin
+        indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+        positions = torch.repeat_interleave(begin - indptr[:-1], degree)
+        positions += torch.arange(len(positions), device=positions.device)
+        return CatalogueBatch(users, indptr, self.indices[positions])

@@ -1,0 +1,130 @@
+"""`catalogue_gradients` on the CPU: products of BLAS, and the loss of a user in one pass over the scores in the cache.
+
+Threads take blocks of USERS users (scores, loss, gradient to the users) and then blocks of ITEMS items (gradient to the
+items). Each block is a product on one thread, whose shape depends on the sizes alone, so that the bits of the result do
+not depend on the number of threads.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drm_triton.kernels.catalogue import Products, gradients_of_products, scores_of_products, user_blocks
+from drm_triton.kernels.checks import INT32, INT64, check_catalogue
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
+from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
+from drm_triton.kernels.cpu.runtime.simd import largest
+from drm_triton.kernels.cpu.softsort import all_finite, exp
+from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective
+from drm_triton.kernels.torch_threads import one_torch_thread
+
+USERS, ITEMS = 64, 2048  # rows of the products that a thread computes at once
+f32 = np.float32
+
+
+@allocating
+def softmax_of_user(s, positives, temperature):
+    """Return the loss of one user with scores s [N]; s becomes the gradient to them."""
+    n = positives.size
+    if not all_finite(s):
+        s[:] = np.nan
+        return f32(np.nan)
+    s_positives = np.empty(n, np.float32)
+    for i in range(n):
+        s_positives[i] = s[positives[i]]
+        s[positives[i]] = -np.inf
+    inverse, highest, total = f32(1 / temperature), largest(s), f32(0)
+    for j in range(s.size):
+        e = exp(inverse * (s[j] - highest))
+        s[j] = e
+        total += e
+    scale, log_total = f32(1 / math.sqrt(n)), f32(math.log(total))
+    loss, wrong = f32(0), f32(0)
+    for i in range(n):
+        x = inverse * (highest - s_positives[i]) + log_total
+        e = exp(-abs(x))
+        loss += max(x, f32(0)) + f32(math.log1p(e))
+        share = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
+        s_positives[i] = -scale * inverse * share
+        wrong += share
+    factor = scale * inverse * wrong / total
+    for j in range(s.size):
+        s[j] *= factor
+    for i in range(n):
+        s[positives[i]] = s_positives[i]
+    return scale * loss
+
+
+@kernel
+def softmax_of_users(start, stop, S, indptr, indices, temperature, loss):
+    """Replace the scores of users start .. stop - 1 by their gradients, and write the losses. S begins with `start`."""
+    for b in range(start, stop):
+        loss[b] = softmax_of_user(S[b - start], indices[indptr[b] : indptr[b + 1]], temperature)
+
+
+def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
+    """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to all items.
+
+    A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+
+    Parameters
+    ----------
+    U : float32 [M, d]
+    V : float32 [N, d]
+    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32)
+    """
+    name = "catalogue_gradients"
+    for argument, value in (("U", U), ("V", V)):
+        view(name, argument, value, (None, None), FLOAT32)
+    indptr = view(name, "the indptr of batch", batch.indptr, (None,), INT64)
+    indices = view(name, "the indices of batch", batch.indices, (None,), INT32)
+    check_catalogue(U, V, batch, objective)
+    u = U[batch.users.long()]
+    loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
+    with one_torch_thread():
+        for block in user_blocks(len(u), len(V), USERS):
+            size, (N, d) = block.stop - block.start, V.shape
+            S, products = u.new_empty(size, N), Products(*map(u.new_empty, ((size, d), (N, d), (size,), (N,))))
+            multiply_block(u[block], V, S, block.start, indptr, indices, objective, loss, products)
+            user_grad[block], of_items = gradients_of_products(u[block], V, products, objective.score)
+            item_grad += of_items
+    return CatalogueGradients(loss, user_grad, item_grad)
+
+
+def multiply_block(
+    u: Tensor,
+    V: Tensor,
+    S: Tensor,
+    first: int,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    objective: Objective,
+    loss: Tensor,
+    out: Products,
+) -> None:
+    """Compute losses and products of the block of users that begins with user `first` of the batch."""
+    losses: Any = loss.numpy()
+    columns = V.T.contiguous()  # faster to multiply by than the view
+
+    def of_users(start: int) -> None:
+        rows = slice(start, min(start + USERS, len(u)))
+        scores_of_products(torch.mm(u[rows], columns, out=S[rows]), u[rows], V, objective.score)
+        softmax_of_users(
+            first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, objective.temperature, losses
+        )
+        torch.mm(S[rows], V, out=out.user_grad[rows])
+        torch.sum(S[rows], 1, out=out.user_sums[rows])
+
+    def of_items(start: int) -> None:
+        items = slice(start, min(start + ITEMS, len(V)))
+        torch.mm(S[:, items].T, u, out=out.item_grad[items])
+        torch.sum(S[:, items], 0, out=out.item_sums[items])
+
+    threads.run(partial(of_users, start) for start in range(0, len(u), USERS))
+    threads.run(partial(of_items, start) for start in range(0, len(V), ITEMS))

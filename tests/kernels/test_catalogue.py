@@ -1,0 +1,134 @@
+"""Lists that are the whole catalogue: losses and gradients of every backend against their definition."""
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from drm_triton import kernels
+from drm_triton.errors import InputError
+from drm_triton.kernels import catalogue
+from drm_triton.kernels.catalogue import CataloguePlan, user_blocks
+from drm_triton.kernels.cpu.runtime.threads import set_threads
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, Objective
+from drm_triton.names import Score
+
+
+@pytest.fixture(params=["reference", "cpu", "triton"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    reason = kernels.why_not(request.param)
+    if reason:
+        pytest.skip(reason)
+    return kernels.get_backend(request.param)
+
+
+def objective(score: Score = "dot", temperature: float = 0.3) -> Objective:
+    return Objective(1, score, hinge=False, drm=False, softmax=True, temperature=temperature)
+
+
+def case(seed: int, B: int, M: int, N: int, d: int) -> tuple[Tensor, Tensor, CatalogueBatch]:
+    """Random factors, and B users with 1 to N - 1 items each."""
+    draw = torch.Generator().manual_seed(seed)
+    U, V = torch.randn(M, d, generator=draw) / d**0.5, torch.randn(N, d, generator=draw) / d**0.5
+    users = torch.randperm(M, generator=draw)[:B].to(torch.int32)
+    degrees = torch.randint(1, N, (B,), generator=draw)
+    rows = [torch.randperm(N, generator=draw)[:n].sort().values for n in degrees.tolist()]
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    return U, V, CatalogueBatch(users, indptr, torch.cat(rows).to(torch.int32))
+
+
+def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, and gradients by autograd, one user, positive and negative at a time."""
+    U, V = U.double().requires_grad_(), V.double().requires_grad_()
+    losses = []
+    for b, user in enumerate(batch.users.tolist()):
+        items = batch.indices[batch.indptr[b] : batch.indptr[b + 1]].tolist()
+        s = -(U[user] - V).square().sum(1) if objective.score == "l2" else V @ U[user]
+        others = torch.tensor([j for j in range(len(V)) if j not in items])
+        terms = [torch.log1p(((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items]
+        losses.append(torch.stack(terms).sum() / len(items) ** 0.5)
+    loss = torch.stack(losses)
+    dU, dV = torch.autograd.grad(loss.sum(), (U, V))
+    return loss.detach(), dU[batch.users.long()], dV
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize(("B", "N", "d"), [(1, 2, 1), (3, 7, 5), (70, 40, 16), (5, 300, 64)])
+def test_losses_and_gradients(backend: Backend, score: Score, B: int, N: int, d: int) -> None:
+    U, V, batch = case(B, B, B + 3, N, d)
+    got = backend.catalogue_gradients(U, V, batch, objective(score))
+    for x, want in zip(got, definition(U, V, batch, objective(score)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("temperature", [0.01, 100.0])
+def test_extreme_temperatures(backend: Backend, temperature: float) -> None:
+    U, V, batch = case(0, 6, 8, 30, 8)
+    got = backend.catalogue_gradients(U, V, batch, objective(temperature=temperature))
+    for x, want in zip(got, definition(U, V, batch, objective(temperature=temperature)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-3, atol=1e-4 * want.abs().max().item())
+
+
+def test_blocks_of_users_add_up(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    U, V, batch = case(1, 150, 160, 90, 8)
+    whole = backend.catalogue_gradients(U, V, batch, objective())
+    monkeypatch.setattr(catalogue, "BLOCK_SCORES", 64 * 90)
+    for x, want in zip(backend.catalogue_gradients(U, V, batch, objective()), whole, strict=True):
+        torch.testing.assert_close(x, want, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_cover_all_users_once() -> None:
+    for n_users, n_items, multiple in ((1, 1, 1), (1000, 10**6, 64), (1000, 10**9, 64), (300, 50, 64)):
+        blocks = user_blocks(n_users, n_items, multiple)
+        assert [i for block in blocks for i in range(block.start, block.stop)] == list(range(n_users))
+        assert all((block.stop - block.start) % multiple == 0 for block in blocks[:-1])
+
+
+def test_bits_do_not_depend_on_threads(threads: None) -> None:
+    backend = kernels.get_backend("cpu")
+    U, V, batch = case(2, 300, 400, 5000, 32)
+    results = []
+    for n in (1, 2, 1):
+        set_threads(n)
+        torch.set_num_threads(n)
+        results.append(backend.catalogue_gradients(U, V, batch, objective()))
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(other, results[0], strict=True))
+
+
+def test_a_bad_factor_shows(backend: Backend) -> None:
+    U, V, batch = case(3, 4, 6, 20, 4)
+    U[batch.users[1].long(), 2] = float("nan")
+    got = backend.catalogue_gradients(U, V, batch, objective())
+    assert got.softmax.isnan().tolist() == [False, True, False, False]
+    assert got.user_grad[1].isnan().all()
+    assert got.item_grad.isnan().all()
+
+
+def test_every_user_once_in_an_order_of_the_epoch() -> None:
+    indptr = torch.tensor([0, 2, 2, 3, 6, 7])  # user 1 has no item, user 3 all of them
+    indices = torch.tensor([0, 2, 1, 0, 1, 2, 2], dtype=torch.int32)
+    plan = CataloguePlan(indptr, indices, 3, seed=5)
+    assert plan.n_lists == 3
+    orders = [plan.order(epoch).tolist() for epoch in range(20)]
+    assert all(sorted(order) == [0, 2, 4] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert plan.order(3).tolist() == orders[3]  # a resumed run draws the same
+    batch = plan.batch(3, 1, 3)
+    assert batch.users.tolist() == orders[3][1:]
+    for b, user in enumerate(batch.users.tolist()):
+        row = batch.indices[batch.indptr[b] : batch.indptr[b + 1]]
+        assert row.tolist() == indices[indptr[user] : indptr[user + 1]].tolist()
+
+
+def test_bad_arguments() -> None:
+    U, V, batch = case(3, 4, 6, 20, 4)
+    with pytest.raises(InputError, match="the objective must be softmax alone"):
+        catalogue.catalogue_gradients(U, V, batch, Objective(1, softmax=True))
+    with pytest.raises(InputError, match="users must be in"):
+        catalogue.catalogue_gradients(U[:2], V, batch, objective())
+    with pytest.raises(InputError, match="indices of batch"):
+        catalogue.catalogue_gradients(U, V[:5], batch, objective())
+    with pytest.raises(InputError, match="no user has both a positive and a negative"):
+        CataloguePlan(torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32), 1, seed=0)
