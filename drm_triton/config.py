@@ -64,7 +64,7 @@ class TrainConfig:
         "dot",
         "Score of an item for a user: dot product, negative squared Euclidean distance (l2), or cosine.",
         MODEL,
-        search=("dot", "l2", "cosine"),
+        search=("dot", "l2"),
     )
     factors: int = option(
         64,
@@ -154,7 +154,6 @@ class TrainConfig:
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
-        search=(0.1, 0.15, 0.2),
     )
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)

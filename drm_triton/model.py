@@ -19,6 +19,7 @@ from drm_triton.kernels import use_backend
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import (
     CUT_OFFS,
+    MIN_TRAIN,
     BackendChoice,
     CovForm,
     FitOn,
@@ -490,7 +491,9 @@ class DRM:
             backend, "user", codes, data.user_ids, self.user_factors, self.config.score, k, np.flatnonzero(trained)
         )
 
-    def evaluate(self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = CUT_OFFS) -> Evaluation:
+    def evaluate(
+        self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = CUT_OFFS, min_train: int = MIN_TRAIN
+    ) -> Evaluation:
         """Rank all unseen items for each user and compare the ranking with held-out interactions.
 
         Parameters
@@ -501,10 +504,12 @@ class DRM:
             Items to exclude from the ranking. Default: the interactions that the model was fitted on.
         ks : sequence of int, default (10, 50)
             Cut-offs.
+        min_train : int, default 5
+            Users with fewer interactions in `seen` are left out.
         """
         backend, _ = self.backend()
         rank = factor_ranker(backend, *self._fitted(), self.config.score)
-        return evaluate(rank, self.interactions.train if seen is None else seen, held_out, ks)
+        return evaluate(rank, self.interactions.train if seen is None else seen, held_out, ks, min_train)
 
     # -- files ---------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,7 @@ def train_step(
     U, V = state.U, state.V
     gradients = backend.list_gradients(U, V, batch, objective)
     add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_PARTS})
-    dU = dV = None
-    if config.cov > 0 and state.step % config.cov_every == 0:
-        weight = config.cov * config.cov_every  # one gradient stands for those of the steps between
-        dU, dV = (weight * gradient for gradient in covariance_gradient(U, V, config.cov_form))
+    dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
     user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
     backend.update_rows(V, state.V_state, item_terms, lr, config.score, dV)  # before U, which the item terms refer to
@@ -39,11 +36,22 @@ def catalogue_step(
     U, V = state.U, state.V
     gradients = backend.catalogue_gradients(U, V, batch, objective)
     add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
-    # The gradients of items are complete, as those of users are.
-    backend.update_rows(V, state.V_state, GradientTerms.none(V), lr, summed(config.score), gradients.item_grad)
+    dU, dV = dense_gradients(state, config)
+    item_grad = gradients.item_grad if dV is None else gradients.item_grad + dV
     user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
-    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score))
+    score = summed(config.score)  # the gradients of items are complete too
+    backend.update_rows(V, state.V_state, GradientTerms.none(V), lr, score, item_grad)
+    backend.update_rows(U, state.U_state, user_terms, lr, score, dU)
     state.step += 1
+
+
+def dense_gradients(state: State, config: TrainConfig) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the covariance regularisation to U and V, or None if there is none in this step."""
+    if config.cov == 0 or state.step % config.cov_every:
+        return None, None
+    weight = config.cov * config.cov_every  # one gradient stands for those of the steps between
+    dU, dV = covariance_gradient(state.U, state.V, config.cov_form)
+    return weight * dU, weight * dV
 
 
 def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> None:
