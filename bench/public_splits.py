@@ -4,8 +4,8 @@
 
 PATH holds a folder for each set with train.txt and test.txt: one user per line, followed by the user's items. The
 protocol is that of the published figures: Recall@20 and NDCG@20 of every user with test items, over all items that are
-not in the user's training part, with 64 factors. Nothing is tuned on test. Each setting of a model is trained on 90 % of
-the training part and measured on the rest; the one with the best NDCG@20 is trained `seeds` times on all of it.
+not in the user's training part, with 64 factors. Nothing is tuned on test. Each setting of a model is trained on 90 %
+of the training part and measured on the rest; the one with the best NDCG@20 is trained `seeds` times on all of it.
 
 Each finished training is a line of results/public_splits.jsonl. The command can be stopped at any time; when restarted,
 it skips these trainings. The table is results/public_splits.md.
