@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numba
+import torch
 
 from drm_triton.kernels.cpu.runtime.numba_private import max_threads
 
@@ -30,13 +31,28 @@ if hasattr(os, "register_at_fork"):  # a forked child has the pool object, but n
     os.register_at_fork(after_in_child=_forget_pool)
 
 
+_launched = False
+
+
+def _launch() -> None:
+    """Let Numba load its parallel layer, once. With OpenMP, that also sets the number of torch's threads."""
+    global _launched
+    if not _launched:
+        before = torch.get_num_threads()
+        numba.get_num_threads()
+        torch.set_num_threads(before)
+        _launched = True
+
+
 def set_threads(threads: int) -> None:
     """Use this number of threads, or fewer if there are not as many."""
+    _launch()
     numba.set_num_threads(min(threads, max_threads()))
 
 
 def n_threads() -> int:
     """Return the number of threads in use."""
+    _launch()
     return int(numba.get_num_threads())
 
 

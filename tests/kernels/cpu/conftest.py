@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.numba_private import max_threads
 from drm_triton.kernels.protocol import GradientTerms, ListBatch
 from tests.kernels.conftest import share_negatives
@@ -23,9 +24,9 @@ THREAD_COUNTS = (1, min(2, max_threads()))
 @pytest.fixture(autouse=True)
 def restore_threads() -> Iterator[None]:
     """Restore the number of threads after the test."""
-    before = numba.get_num_threads()
+    before = threads.n_threads()
     yield
-    numba.set_num_threads(before)
+    threads.set_threads(before)
 
 
 @pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])

@@ -25,18 +25,19 @@ def test_python_threads_may_call_at_once() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_can_compute() -> None:
+def test_a_forked_child_can_compute_and_torch_keeps_its_threads() -> None:
     program = """
 import os, torch
 from drm_triton.kernels import cpu
 queries, items = torch.ones(500, 4), cpu.pack_items(torch.ones(50, 4), "dot")
 cpu.top_k(queries, items, 5)
+assert torch.get_num_threads() == 1
 child = os.fork()
 if child == 0:
     os._exit(0 if cpu.top_k(queries, items, 5)[0][0].tolist() == [0, 1, 2, 3, 4] else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
-    done = run_python("-c", program)
+    done = run_python("-c", program, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
 
 
