@@ -42,7 +42,7 @@ def offered(place: Path, line: str, shell: str = "bash", data: Path | None = Non
         ("train -d me", ["melon"]),
         ("train --resume runs/m", ["runs/melon-dot", "runs/melon-l2"]),
         ("train --objective hi", ["hinge+drm", "hinge"]),
-        ("tune --score ", ["cosine", "dot", "l2"]),
+        ("tune --score ", ["dot", "l2", "cosine"]),
         ("info ", ["melon", "ml-1m"]),
         ("evaluate ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
         ("evaluate runs/other --dataset ml", ["ml-1m"]),
