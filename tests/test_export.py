@@ -24,7 +24,6 @@ INDEXES = [
     for name in ("faiss", "hnswlib")
 ]
 FORMATS = ["npz", "parquet", *INDEXES]
-DOCS = Path(__file__).parent.parent / "docs" / "exporting.md"
 
 
 def fitted(score: str, text: bool = True, items: int = 400) -> DRM:
@@ -219,7 +218,7 @@ def test_ids_that_an_array_would_change_are_rejected(tmp_path: Path, monkeypatch
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("faiss", "hnswlib"))), reason="needs the packages of all examples"
 )
-def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     from drm_triton.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -228,7 +227,7 @@ def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.M
     model = DRM(factors=8, epochs=2).fit(Dataset.from_frame(pl.DataFrame({"user": names, "item": items})))
     model.save("runs/ratings")
     expected = model.recommend(["ann"], 10, exclude_seen=False)["item"].to_list()
-    blocks = re.findall(r"```(\w+)\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (repository / "docs" / "exporting.md").read_text("utf-8"), re.DOTALL)
     assert [kind for kind, _ in blocks] == ["sh", "python", "python", "python", "python"]
     for command in blocks[0][1].splitlines():
         monkeypatch.setattr(sys, "argv", command.split())
