@@ -18,7 +18,7 @@ def kernels(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Sections to run, separated by commas: peaks, drm, step, topk, scaling, compilation.",
+            help="Sections to run, separated by commas: peaks, drm, long, step, topk, scaling, compilation.",
             show_default="all",
         ),
     ] = None,

@@ -105,8 +105,8 @@ def export(
     return manifest
 
 
-SCORES = {"dot": "user_factors @ item_factors.T", "l2": "minus the squared distance of user and item factors"}
-SCORES["cosine"] = SCORES["dot"]
+PRODUCT = "user_factors @ item_factors.T"
+SCORES = {"dot": PRODUCT, "cosine": PRODUCT, "l2": "minus the squared distance of user and item factors"}
 SEEN = "Items that the user already has are included: search for more items and remove these."
 
 

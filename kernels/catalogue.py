@@ -13,7 +13,6 @@ This module holds what every backend shares, and the operation in torch for `ref
 """
 
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,29 +24,22 @@ from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Obje
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
+USERS = 64  # users of a product that one CPU thread computes; blocks have a multiple of them
 
 
-class Products(NamedTuple):
-    """The two products of g = dL/dS, and what `l2` needs besides."""
-
-    user_grad: Tensor  # g V: [B, d]
-    item_grad: Tensor  # g^T U_b: [N, d]
-    user_sums: Tensor  # [B], sums of g over items
-    item_sums: Tensor  # [N], sums of g over users
-
-
-def user_blocks(n_users: int, n_items: int, multiple: int) -> list[slice]:
+def user_blocks(n_users: int, n_items: int) -> list[slice]:
     """Return blocks of users whose scores fit into BLOCK_SCORES. They depend on the sizes alone, not on the machine."""
-    size = max(1, BLOCK_SCORES // max(1, n_items) // multiple) * multiple
+    size = max(1, BLOCK_SCORES // max(1, n_items) // USERS) * USERS
     return [slice(start, min(start + size, n_users)) for start in range(0, n_users, size)]
 
 
-def gradients_of_products(u: Tensor, V: Tensor, products: Products, score: Score) -> tuple[Tensor, Tensor]:
-    """Return the gradients to users u [B, d] and items V [N, d]."""
+def gradients_of_products(
+    u: Tensor, V: Tensor, g: Tensor, user_products: Tensor, item_products: Tensor, score: Score
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients to users u [B, d] and items V [N, d] from g = dL/dS [B, N] and its products g V, g^T u."""
     if score != "l2":
-        return products.user_grad, products.item_grad
-    user_grad = 2 * (products.user_grad - products.user_sums[:, None] * u)
-    return user_grad, 2 * (products.item_grad - products.item_sums[:, None] * V)
+        return user_products, item_products
+    return 2 * (user_products - g.sum(1)[:, None] * u), 2 * (item_products - g.sum(0)[:, None] * V)
 
 
 def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> Tensor:
@@ -78,14 +70,13 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     u = U[batch.users.long()]
     loss, user_grad, item_grad = U.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
     user_of = torch.repeat_interleave(torch.arange(len(u), device=u.device), batch.indptr.diff())
-    for block in user_blocks(len(u), len(V), 1):
+    for block in user_blocks(len(u), len(V)):
         s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
         low, high = batch.indptr[block.start], batch.indptr[block.stop]
         positive = torch.zeros_like(s, dtype=torch.bool)
         positive[user_of[low:high] - block.start, batch.indices[low:high].long()] = True
         loss[block], g = softmax_of_users(s, positive, objective.temperature)
-        products = Products(g @ V, g.T @ u[block], g.sum(1), g.sum(0))
-        user_grad[block], of_items = gradients_of_products(u[block], V, products, objective.score)
+        user_grad[block], of_items = gradients_of_products(u[block], V, g, g @ V, g.T @ u[block], objective.score)
         item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
 

@@ -9,7 +9,7 @@ import torch
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.kernels.catalogue import BLOCK_SCORES
+from drm_triton.kernels.catalogue import user_blocks
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
@@ -23,7 +23,7 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
     if config.negatives == "all":
         n_lists = min(config.batch_in_force, dataset.n_users)
-        scores = min(n_lists * dataset.n_items, max(BLOCK_SCORES, 64 * dataset.n_items))
+        scores = user_blocks(n_lists, dataset.n_items)[0].stop * dataset.n_items
         batch = 4 * (scores + 3 * dataset.n_items * config.factors + 3 * n_lists * config.factors)
     else:
         n_lists = min(config.batch_in_force, interactions)

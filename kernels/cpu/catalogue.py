@@ -7,14 +7,13 @@ not depend on the number of threads.
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.kernels.catalogue import Products, gradients_of_products, scores_of_products, user_blocks
+from drm_triton.kernels.catalogue import USERS, gradients_of_products, scores_of_products, user_blocks
 from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
@@ -24,7 +23,7 @@ from drm_triton.kernels.cpu.softsort import all_finite, exp
 from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective
 from drm_triton.kernels.torch_threads import one_torch_thread
 
-USERS, ITEMS = 64, 2048  # rows of the products that a thread computes at once
+ITEMS = 2048  # items of a product that a thread computes at once
 f32 = np.float32
 
 
@@ -87,12 +86,12 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
     loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
+    columns = V.T.contiguous()  # faster to multiply by than the view
     with one_torch_thread():
-        for block in user_blocks(len(u), len(V), USERS):
-            size, (N, d) = block.stop - block.start, V.shape
-            S, products = u.new_empty(size, N), Products(*map(u.new_empty, ((size, d), (N, d), (size,), (N,))))
-            multiply_block(u[block], V, S, block.start, indptr, indices, objective, loss, products)
-            user_grad[block], of_items = gradients_of_products(u[block], V, products, objective.score)
+        for block in user_blocks(len(u), len(V)):
+            S = u.new_empty(block.stop - block.start, len(V))
+            products = multiply_block(u[block], V, columns, S, block.start, indptr, indices, objective, loss)
+            user_grad[block], of_items = gradients_of_products(u[block], V, S, *products, objective.score)
             item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
 
@@ -100,17 +99,19 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
 def multiply_block(
     u: Tensor,
     V: Tensor,
+    columns: Tensor,
     S: Tensor,
     first: int,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     objective: Objective,
     loss: Tensor,
-    out: Products,
-) -> None:
-    """Compute losses and products of the block of users that begins with user `first` of the batch."""
-    losses: Any = loss.numpy()
-    columns = V.T.contiguous()  # faster to multiply by than the view
+) -> tuple[Tensor, Tensor]:
+    """Compute the losses of the block of users that begins with user `first` of the batch.
+
+    S [B, N] becomes g = dL/dS. Returns its products g V and g^T u; `columns` is V^T.
+    """
+    losses, user_products, item_products = loss.numpy(), torch.empty_like(u), torch.empty_like(V)
 
     def of_users(start: int) -> None:
         rows = slice(start, min(start + USERS, len(u)))
@@ -118,13 +119,12 @@ def multiply_block(
         softmax_of_users(
             first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, objective.temperature, losses
         )
-        torch.mm(S[rows], V, out=out.user_grad[rows])
-        torch.sum(S[rows], 1, out=out.user_sums[rows])
+        torch.mm(S[rows], V, out=user_products[rows])
 
     def of_items(start: int) -> None:
         items = slice(start, min(start + ITEMS, len(V)))
-        torch.mm(S[:, items].T, u, out=out.item_grad[items])
-        torch.sum(S[:, items], 0, out=out.item_sums[items])
+        torch.mm(S[:, items].T, u, out=item_products[items])
 
     threads.run(partial(of_users, start) for start in range(0, len(u), USERS))
     threads.run(partial(of_items, start) for start in range(0, len(V), ITEMS))
+    return user_products, item_products
