@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.active import ACTIVE_MIN, FLOAT32_MARGIN, FLOAT64_MARGIN, active_threshold, find_active
-from drm_triton.kernels.cpu.runtime.jit import inline
+from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX, exp
 from drm_triton.kernels.weights import rank_weights
 from drm_triton.names import Weight
@@ -157,12 +157,14 @@ def test_threads_give_the_same_bits() -> None:
 # Long lists, of which only the active items are processed
 
 
+@allocating
 def active(x: NDArray[Any], k: int, tau: float) -> NDArray[np.bool_]:
     """Return which entries of a list are active."""
     theta = active_threshold(x, len(x), k, tau, np.empty_like(x))
     positions = np.empty(len(x), np.int64)
     found = np.zeros(len(x), np.bool_)
-    found[positions[: find_active(x, theta, positions)]] = True
+    for j in positions[: find_active(x, theta, positions)]:
+        found[j] = True
     return found
 
 
@@ -290,7 +292,7 @@ def test_a_bad_score_makes_a_long_list_nan(bad: float) -> None:
 
 
 def test_exponential() -> None:
-    @inline
+    @allocating
     def apply(x: Any) -> None:
         for j in range(x.size):
             x[j] = exp(x[j])
