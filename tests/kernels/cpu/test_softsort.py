@@ -84,10 +84,10 @@ def test_every_weight_and_temperature(weight: Weight, tau: float) -> None:
 
 
 def test_thousands_of_entries() -> None:
-    assert_agrees(*case(2, 2, 4096, 10, torch.float32), tau=1.0)
+    assert_agrees(*case(2, 2, 2048, 10, torch.float32), tau=1.0)
 
 
-@pytest.mark.parametrize("n", [16, 48, 128, 256, PAIRWISE_MAX, LONG, 4096])
+@pytest.mark.parametrize("n", [16, 48, 128, 256, PAIRWISE_MAX, LONG, 2048])
 @pytest.mark.parametrize("tau", [0.3, 3.0])
 def test_gradient_of_a_float32_list_is_as_exact_at_any_length(n: int, tau: float) -> None:
     """The largest error over the largest entry stays at a few roundings of a score over tau."""
