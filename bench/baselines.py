@@ -87,7 +87,7 @@ def backend_step(
         lists = backend.list_gradients(U, V, batch, objective)
         # items first: their gradient uses the user rows from before the update
         backend.update_rows(V, item_state, GradientTerms.of_items(batch, lists.g, U), 0.05, objective.score)
-        backend.update_rows(U, user_state, GradientTerms.of_users(batch.users, lists.user_grad), 0.05, "dot")
+        backend.update_rows(U, user_state, GradientTerms.of_rows(batch.users, lists.user_grad), 0.05, "dot")
 
     return step
 

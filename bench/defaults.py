@@ -60,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     sets = args.sets.split(",")
     os.environ.update(NUMBA_NUM_THREADS="1", OMP_NUM_THREADS="1")  # one core for each worker
-    base = TrainConfig().to_dict()
+    base = TrainConfig(objective="hinge+drm").to_dict()
     places = {name: quality.prepared(name, args.data) for name in sets}
 
     def tasks_of(variant: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -74,14 +74,14 @@ def measure(name: str, fold: int, score: Score, data: Path) -> Row:
 
     def folded(model: DRM) -> Ranker:
         vectors = fold_in(model.item_factors, history, config, backend)
-        return factor_ranker(backend, vectors, model.item_factors, config.score)
+        return factor_ranker(backend, vectors, model.item_factors, config.score_in_force)
 
     V = without.item_factors
     rankers = {
         "fold-in": folded(without),
-        "trained in": factor_ranker(backend, joined.user_factors, joined.item_factors, config.score),
+        "trained in": factor_ranker(backend, joined.user_factors, joined.item_factors, config.score_in_force),
         "same items": folded(joined),
-        "mean": factor_ranker(backend, mean_direction(V, history), V, config.score),
+        "mean": factor_ranker(backend, mean_direction(V, history), V, config.score_in_force),
         "popularity": popularity_ranker(dataset.train),
     }
     means = {method: evaluate(rank, history, relevant).means for method, rank in rankers.items()}

@@ -231,7 +231,7 @@ def cases(quick: bool = False) -> Iterator[Case]:
         if not quick or score == "l2":
             for kernel in (gradients._scores_kernel, gradients._user_gradient_kernel):
                 yield Case("long gradients", kernel, gradients.LONG_SIZES | L2, ("d",), {"score": score})
-    finish = {"HINGE": True, "MSE": True, "SOFTMAX": True, **gradients.finish_sizes(1024)}
+    finish = {"HINGE": True, "MSE": True, "SOFTMAX": True, "PSL": True, "BPR": True, **gradients.finish_sizes(1024)}
     yield Case("long gradients", gradients._finish_kernel, finish, labels={"n": 1024})
     yield gradients_case(3, 128, "l2", "ap", mse=True)
     if not quick:
@@ -268,7 +268,16 @@ def gradients_case(
     from drm_triton.kernels.gpu import gradients
 
     sizes = gradients.gradients_sizes(16 * rho, d, rho)
-    flags = {"L2": score == "l2", "HINGE": hinge, "DRM": drm, "MSE": mse, "SOFTMAX": False, "AP": weight == "ap"}
+    flags = {
+        "L2": score == "l2",
+        "HINGE": hinge,
+        "DRM": drm,
+        "MSE": mse,
+        "SOFTMAX": False,
+        "PSL": False,
+        "BPR": False,
+        "AP": weight == "ap",
+    }
     flags["RESIDENT"] = d <= sizes["BLOCK_D"]
     losses = "+".join(name for name, on in (("hinge", hinge), ("drm", drm), ("mse", mse)) if on)
     labels = {"n": 16 * rho, "d": d, "score": score, "variant": f"{losses} {weight}"}

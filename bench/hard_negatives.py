@@ -51,13 +51,13 @@ def with_hard_negatives(backend: Backend, state: State) -> Backend:
 
 def trained(data: Dataset, hard: bool, **options: Any) -> tuple[float, float]:
     """Train; return validation NDCG@10 and seconds."""
-    config, backend = TrainConfig(eval_every=0, **options), get_backend("cpu")
+    config, backend = TrainConfig(eval_every=0, **{"objective": "hinge+drm", **options}), get_backend("cpu")
     warm_up(config, backend, torch.device("cpu"))
     state = initial_state(config, data.train, torch.device("cpu"))
     began = time.perf_counter()
     train(state, config, data, data.train, with_hard_negatives(backend, state) if hard else backend)
     seconds = time.perf_counter() - began
-    ranker = factor_ranker(backend, state.U, state.V, config.score)
+    ranker = factor_ranker(backend, state.U, state.V, config.score_in_force)
     return evaluate(ranker, data.train, data.valid, (10,)).means["ndcg@10"], seconds
 
 

@@ -30,8 +30,8 @@ METRICS = ("recall@20", "ndcg@20")
 
 WHOLE = {"score": "cosine", "objective": "softmax", "negatives": "all"}
 MODELS: dict[str, list[dict[str, Any]]] = {
-    "DRM dot, defaults": [{}],
-    "DRM L2, defaults": [{"score": "l2"}],
+    "DRM dot, defaults": [{"objective": "hinge+drm"}],
+    "DRM L2, defaults": [{"objective": "hinge+drm", "score": "l2"}],
     "softmax over the catalogue, defaults": [WHOLE],
     "softmax over the catalogue": [{**WHOLE, "temperature": t, "epochs": 20} for t in (0.07, 0.1, 0.125, 0.15, 0.2)],
 }

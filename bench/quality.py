@@ -107,7 +107,7 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
         fixed = {"seed": seed, "fit_on": fit_on, "eval_every": 0, "threads": 1}
         config = TrainConfig.from_mapping({**options, **fixed})
         model = drm_triton.DRM(config).fit(data)
-        factors, score = (model.user_factors, model.item_factors), config.score
+        factors, score = (model.user_factors, model.item_factors), config.score_in_force
     else:
         factors = getattr(peers, task["model"].lower())(seen, seed, 1, **options)
     seconds = time.perf_counter() - began

@@ -136,7 +136,7 @@ def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 
 def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) -> list[Row]:
     """Measure positives and sampled negatives per second of each trainer."""
     backend, device = get_backend("cpu"), torch.device("cpu")
-    config = TrainConfig(factors=factors, rho=rho, eta=eta, init="normal")
+    config = TrainConfig(factors=factors, objective="hinge+drm", rho=rho, eta=eta, init="normal")
     plan, unshared_plan = (
         list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1)
     )
@@ -145,9 +145,11 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     warp, epoch = lightfm(train, factors, per_positive)
     times = time_in_turns(
         {
-            "ours": baselines.backend_step(backend, plan, state.U, state.V, objective_of(config), BATCH),
+            "ours": baselines.backend_step(
+                backend, plan, state.U, state.V, objective_of(config, train.shape[1]), BATCH
+            ),
             "ours, share 1": baselines.backend_step(
-                backend, unshared_plan, state.U, state.V, objective_of(config), BATCH
+                backend, unshared_plan, state.U, state.V, objective_of(config, train.shape[1]), BATCH
             ),
             "plain PyTorch, dense": baselines.torch_step(state.U, state.V, users, items, rho, sparse=False),
             "plain PyTorch, sparse": baselines.torch_step(state.U, state.V, users, items, rho, sparse=True),

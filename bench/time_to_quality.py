@@ -49,7 +49,7 @@ def ours(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
     for epochs in [*(e for e in EPOCHS if e < options["epochs"]), options["epochs"]]:
         clock = Clock(data)
         model = DRM(**{**options, "epochs": epochs}, eval_every=0).fit(data)
-        clock.measure((model.user_factors, model.item_factors), model.config.score)
+        clock.measure((model.user_factors, model.item_factors), model.config.score_in_force)
         curve += clock.curve
     return curve
 

@@ -83,7 +83,7 @@ def evaluate(
     backend, _ = model.backend()
     reporter = FlagReporter(quiet=quiet or as_json)
     with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
-        ranker = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score)
+        ranker = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score_in_force)
         result = measure(
             ranker, seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
         )

@@ -40,6 +40,9 @@ else:
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
 MAX_CUT_OFF = 1000  # of `monitor`, and of the metrics that `evaluate` prints
 
+OVER_CATALOGUE = ("softmax", "softmax@k")  # objectives that are defined for the whole catalogue
+SOFTMAX_K = 20
+POOL = 16384
 SAMPLED_BATCH = 2048
 CATALOGUE_BATCH = 256  # users; a step with more of them changes every item less often
 
@@ -60,11 +63,12 @@ class TrainConfig:
     drm_triton.errors.InputError: `factors` must be at least 1, got 0
     """
 
-    score: Score = option(
-        "dot",
-        "Score of an item for a user: dot product, negative squared Euclidean distance (l2), or cosine.",
+    score: Score | None = option(
+        None,
+        "Score of an item for a user: cosine, dot product, or negative squared Euclidean distance (l2).",
         MODEL,
-        search=("dot", "l2"),
+        paper=("dot", "l2"),
+        unset="dot with hinge, drm and mse in `objective`, cosine otherwise",
     )
     factors: int = option(
         64,
@@ -89,11 +93,20 @@ class TrainConfig:
         most=MAX_INT32,
         paper=("1 to 5",),
     )
-    negatives: Negatives = option(
-        "sampled",
+    negatives: Negatives | None = option(
+        None,
         "Negatives of a list: a sample of `eta` items, or all items that its user does not have. With all, a list is a "
-        "user, its positives are all of the user's items, and `objective` must be softmax.",
+        "user, its positives are all of the user's items, and `objective` must be softmax or softmax@k.",
         LISTS,
+        paper=("sampled",),
+        unset="all with `objective` softmax or softmax@k, sampled otherwise",
+    )
+    pool: int = option(
+        POOL,
+        "Number of items that stand for a larger catalogue with `negatives` all. They are drawn for each step.",
+        LISTS,
+        least=1,
+        most=MAX_INT32,
     )
     eta: int | None = option(
         None,
@@ -117,19 +130,19 @@ class TrainConfig:
         "proportional", "How users are drawn: in proportion to their number of interactions, or uniformly.", LISTS
     )
 
-    objective: ObjectiveName = option("hinge+drm", "Parts of the loss.", LOSS)
+    objective: ObjectiveName = option("softmax", "Parts of the loss.", LOSS, paper=("hinge+drm", "drm"))
     k: int | None = option(
         None,
-        "Number of ranks that count as the top in the DRM part. At most `rho` + `eta`.",
+        "Number of ranks that count as the top in the DRM part, at most `rho` + `eta`, and in softmax@k.",
         LOSS,
         least=1,
         most=MAX_INT32,
         paper=("rho",),
-        unset="rho",
+        unset=f"rho, or {SOFTMAX_K} with softmax@k",
     )
     tau: float = option(
         0.5,
-        "Temperature of the relaxed sort. Lower values are closer to a hard ranking.",
+        "Temperature of the relaxed sort, and of the top K in softmax@k. Lower values are closer to a hard ranking.",
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
@@ -148,12 +161,14 @@ class TrainConfig:
     margin: float = option(
         1.0, "By how much a positive should score above a negative, in the hinge part.", LOSS, search=(0.5, 1.0)
     )
-    temperature: float = option(
-        0.15,
-        "Temperature of the softmax part. Lower values put more weight on the hardest negatives.",
+    temperature: float | None = option(
+        None,
+        "Temperature of the softmax, psl and bpr parts. Lower values put more weight on the hardest negatives.",
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
+        unset="1.4 N^(-1/4) in a catalogue of N items",
+        search=(0.07, 0.1, 0.14, 0.2, 0.28),
     )
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
@@ -217,13 +232,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))  # frozen: no assignment
-        if self.k is not None and self.k > self.rho + self.eta_in_force:
+        if "drm" in self.objective and self.k is not None and self.k > self.rho + self.eta_in_force:
             raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta_in_force}, got {self.k}")
-        if self.negatives == "sampled" and self.batch_in_force % self.share:
+        if self.negatives_in_force == "sampled" and self.batch_in_force % self.share:
             raise InputError(_batch_problem(self.batch_in_force, self.share))
-        if self.negatives == "all" and self.objective != "softmax":
-            raise InputError(f"`negatives` all needs `objective` softmax, got {self.objective}")
-        if self.cov > 0 and self.score != "l2":
+        if self.negatives == "all" and self.objective not in OVER_CATALOGUE:
+            raise InputError(f"`negatives` all needs `objective` {' or '.join(OVER_CATALOGUE)}, got {self.objective}")
+        if self.negatives == "sampled" and self.objective == "softmax@k":
+            raise InputError("`objective` softmax@k needs `negatives` all")
+        if self.cov > 0 and self.score_in_force != "l2":
             raise InputError("`cov` (covariance regularisation) needs `score` l2")
         name, _, cut_off = self.monitor.partition("@")
         if name not in METRICS or not cut_off.isdecimal() or not 1 <= int(cut_off) <= MAX_CUT_OFF:
@@ -238,22 +255,61 @@ class TrainConfig:
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
     @property
+    def score_in_force(self) -> Score:
+        """The score of an item for a user."""
+        if self.score is not None:
+            return self.score
+        return "dot" if {"hinge", "drm", "mse"} & set(self.objective.split("+")) else "cosine"
+
+    @property
+    def negatives_in_force(self) -> Negatives:
+        """Which negatives a list has."""
+        if self.negatives is not None:
+            return self.negatives
+        return "all" if self.objective in OVER_CATALOGUE else "sampled"
+
+    @property
+    def k_in_force(self) -> int:
+        """Number of ranks that count as the top."""
+        if self.k is not None:
+            return self.k
+        return SOFTMAX_K if self.objective == "softmax@k" else self.rho
+
+    @property
     def batch_in_force(self) -> int:
         """Number of lists in a training step."""
         if self.batch_size is not None:
             return self.batch_size
-        return CATALOGUE_BATCH if self.negatives == "all" else SAMPLED_BATCH
+        return CATALOGUE_BATCH if self.negatives_in_force == "all" else SAMPLED_BATCH
+
+    def temperature_for(self, n_items: int) -> float:
+        """Return the temperature of the softmax, psl and bpr parts in a catalogue of this size.
+
+        Examples
+        --------
+        >>> TrainConfig().temperature_for(10_000)
+        0.14
+        """
+        return 1.4 * n_items**-0.25 if self.temperature is None else self.temperature
 
     def resolved(self) -> "TrainConfig":
-        """Return the same configuration with explicit `eta`, `k` and `batch_size`, as a run records it.
+        """Return the same configuration with the values in force in place of None, as a run records it.
+
+        `temperature` may stay None: it depends on the catalogue.
 
         Examples
         --------
         >>> TrainConfig(rho=4).resolved().to_dict()["eta"]
         60
         """
-        k = self.rho if self.k is None else self.k
-        return dataclasses.replace(self, eta=self.eta_in_force, k=k, batch_size=self.batch_in_force)
+        return dataclasses.replace(
+            self,
+            score=self.score_in_force,
+            negatives=self.negatives_in_force,
+            eta=self.eta_in_force,
+            k=self.k_in_force,
+            batch_size=self.batch_in_force,
+        )
 
     @property
     def fit_parts(self) -> tuple[str, ...]:
@@ -269,14 +325,44 @@ class TrainConfig:
         {'factors': 32}
         """
         # A model that was saved has explicit values in place of defaults that depend on other options.
-        decisive = ("rho", "negatives", "objective")
-        defaults = TrainConfig(rho=self.rho, negatives=self.negatives, objective=self.objective).resolved()
+        defaults = TrainConfig(rho=self.rho, objective=self.objective).resolved()
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {
             name: value
             for name, (value, default) in values.items()
-            if value != default and (name in decisive or value != getattr(defaults, name))
+            if value != default and (name in ("rho", "objective") or value != getattr(defaults, name))
         }
+
+    def without_effect(self) -> list[str]:
+        """Return the options that differ from the defaults and do not change the training.
+
+        Examples
+        --------
+        >>> TrainConfig(tau=0.3).without_effect()
+        ['tau']
+        >>> TrainConfig(objective="hinge+drm", weight="ndcg").without_effect()  # one rank has one weight
+        ['weight']
+        """
+        parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
+        # The only rank of K = 1 has weight 1, but 1 / rho for recall, and 0 or 1 under ap.
+        of_one_rank = ("precision", "ndcg", *(("recall",) if self.rho == 1 else ()))
+        idle = {
+            "rho": every,
+            "eta": every,
+            "share": every,
+            "user_sampling": every,
+            "pool": not every,
+            "k": "drm" not in parts and self.objective != "softmax@k",
+            "tau": "drm" not in parts and self.objective != "softmax@k",
+            "lam": "drm" not in parts,
+            "weight": "drm" not in parts or (self.k_in_force == 1 and self.weight in of_one_rank),
+            "margin": "hinge" not in parts,
+            "temperature": not parts & {"softmax", "psl", "bpr"},
+            "cov_every": self.cov == 0,
+            "cov_form": self.cov == 0,
+        }
+        changed = self.changed()
+        return [name for name, is_idle in idle.items() if is_idle and name in changed]
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
@@ -328,11 +414,12 @@ class TrainConfig:
 class TrainOptions(TypedDict, total=False):
     """The fields of `TrainConfig` as keywords that may be left out, for type checkers and editors."""
 
-    score: Score
+    score: Score | None
     factors: int
     init: Init
     rho: int
-    negatives: Negatives
+    negatives: Negatives | None
+    pool: int
     eta: int | None
     share: int
     user_sampling: UserSampling
@@ -342,7 +429,7 @@ class TrainOptions(TypedDict, total=False):
     lam: float
     weight: Weight
     margin: float
-    temperature: float
+    temperature: float | None
     cov: float
     cov_every: int
     cov_form: CovForm

@@ -216,12 +216,12 @@ def _toy(
     U, V = (torch.from_numpy(rows).to(device, dtype) for rows in (start[:N_USERS], start[N_USERS:]))
     # Adagrad's sums start above 0. From 0 the first step is the sign of the gradient, which amplifies rounding.
     state = State(U, V, torch.full_like(U, 0.1), torch.full_like(V, 0.1))
-    config = TrainConfig(factors=FACTORS, score=score, eta=ETA, batch_size=BATCH, share=SHARE)
+    config = TrainConfig(factors=FACTORS, objective="hinge+drm", score=score, eta=ETA, batch_size=BATCH, share=SHARE)
     plan = list_plan(config, interactions, device)
     batches = []
     for step in range(STEPS):
         batch = backend.sample_lists(plan, 0, step * BATCH, (step + 1) * BATCH)
-        train_step(state, batch, config, objective_of(config), backend, config.lr)
+        train_step(state, batch, config, objective_of(config, N_ITEMS), backend, config.lr)
         batches.append(torch.cat([batch.users[:, None], batch.items], 1))
     top, scores = backend.top_k(state.U, backend.pack_items(state.V, score), K, interactions.tensors(device))
     return torch.cat(batches).cpu(), torch.cat([state.U, state.V]).cpu(), top.cpu(), scores.cpu()

@@ -89,7 +89,7 @@ def export(
         "version": 1,
         "program": f"drm-triton {__version__}",
         "to": to,
-        "score": model.config.score,
+        "score": model.config.score_in_force,
         "dimension": V.shape[1],
         "users": len(U),
         "items": len(V),
@@ -110,6 +110,10 @@ SCORES = {"dot": PRODUCT, "cosine": PRODUCT, "l2": "minus the squared distance o
 SEEN = "Items that the user already has are included: search for more items and remove these."
 
 
+def _score_text(model: DRM) -> str:
+    return f"the score, higher is better, is {SCORES[model.config.score_in_force]}."
+
+
 def _write_npz(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, Any]:
     user_ids, item_ids = _id_arrays(model)
     np.savez(folder / "factors.npz", user_factors=U, item_factors=V, user_ids=user_ids, item_ids=item_ids)
@@ -117,7 +121,7 @@ def _write_npz(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, An
         "files": {
             "factors.npz": "user_factors, item_factors, user_ids, item_ids; row r of the factors belongs to id r"
         },
-        "query": f"numpy.load('factors.npz'); the score, higher is better, is {SCORES[model.config.score]}. {SEEN}",
+        "query": f"numpy.load('factors.npz'); {_score_text(model)} {SEEN}",
     }
 
 
@@ -129,7 +133,7 @@ def _write_parquet(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str
         )
     return {
         "files": {"users.parquet": "id, factors", "items.parquet": "id, title if the data has titles, factors"},
-        "query": f"polars.read_parquet; the score, higher is better, is {SCORES[model.config.score]}. {SEEN}",
+        "query": f"polars.read_parquet; {_score_text(model)} {SEEN}",
     }
 
 
@@ -262,7 +266,7 @@ def _write_index(
     for name, ids in zip(("user_ids", "item_ids"), _id_arrays(model), strict=True):
         write_array(folder / f"{name}.npy", ids)
     write_array(folder / "user_factors.npy", U)
-    score = model.config.score
+    score = model.config.score_in_force
     with reporter.step("build the index"):
         index = index_class(np.ascontiguousarray(V), score)
     with reporter.step("measure its recall against exact search") as step:
@@ -295,7 +299,7 @@ class _Recall:
     """Fraction of the exact top k that an index finds. Items with the score of the k-th item count as found."""
 
     def __init__(self, model: DRM, queries: Factors, V: Factors) -> None:
-        self.queries, self.V, self.score = queries, V, model.config.score
+        self.queries, self.V, self.score = queries, V, model.config.score_in_force
         self.k = min(max(CUT_OFFS), len(V))
         backend, device = model.backend()
         items = backend.pack_items(model.item_factors, self.score)

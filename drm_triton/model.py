@@ -49,7 +49,7 @@ from drm_triton.ranking.recommend import (
 from drm_triton.ranking.topk import TopKIndex
 from drm_triton.training import checkpoint
 from drm_triton.training.loop import check_factors, initial_state, interactions_to_fit, train
-from drm_triton.training.preflight import warm_up, warn_if_unvalidated
+from drm_triton.training.preflight import warm_up, warn_if_unvalidated, warn_of_idle_options
 from drm_triton.training.run import Run, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
 
@@ -88,7 +88,10 @@ def _explain_keywords(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class DRM:
-    """Factor model for top-K recommendation, trained on the differentiable ranking metric.
+    """Factor model for top-K recommendation.
+
+    By default it is trained with the softmax loss over the whole catalogue, which ranks best on most data. With
+    `objective="hinge+drm"` it is trained on the differentiable ranking metric, as in the paper.
 
     Give the training options as keywords, or all together as a `TrainConfig`.
 
@@ -96,37 +99,44 @@ class DRM:
     ----------
     config : TrainConfig, optional
         All options at once, instead of the keywords below.
-    score : {"dot", "l2", "cosine"}, default "dot"
-        Score of an item for a user: dot product, negative squared Euclidean distance (l2), or cosine.
+    score : {"dot", "l2", "cosine"}, optional
+        Score of an item for a user: cosine, dot product, or negative squared Euclidean distance (l2). Default: dot with
+        hinge, drm and mse in `objective`, cosine otherwise.
     factors : int, default 64
         Length of the user and item vectors, d.
     init : {"spectral", "normal"}, default "spectral"
         Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).
     rho : int, default 1
         Number of positives in a training list: items that its user has.
-    negatives : {"sampled", "all"}, default "sampled"
+    negatives : {"sampled", "all"}, optional
         Negatives of a list: a sample of `eta` items, or all items that its user does not have. With all, a list is a
-        user, its positives are all of the user's items, and `objective` must be softmax.
+        user, its positives are all of the user's items, and `objective` must be softmax or softmax@k. Default: all with
+        `objective` softmax or softmax@k, sampled otherwise.
+    pool : int, default 16384
+        Number of items that stand for a larger catalogue with `negatives` all. They are drawn for each step.
     eta : int, optional
         Number of negatives in a training list: items that its user does not have. Default: 15 rho, at least 45.
     share : int, default 32
         Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"
         How users are drawn: in proportion to their number of interactions, or uniformly.
-    objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm"}, default "hinge+drm"
+    objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm", "softmax@k", "psl", "psl+drm",
+        "bpr", "bpr+drm"}, default "softmax"
         Parts of the loss.
     k : int, optional
-        Number of ranks that count as the top in the DRM part. At most `rho` + `eta`. Default: rho.
+        Number of ranks that count as the top in the DRM part, at most `rho` + `eta`, and in softmax@k. Default: rho, or
+        20 with softmax@k.
     tau : float, default 0.5
-        Temperature of the relaxed sort. Lower values are closer to a hard ranking.
+        Temperature of the relaxed sort, and of the top K in softmax@k. Lower values are closer to a hard ranking.
     lam : float, default 10.0
         Weight of the DRM part of the loss.
     weight : {"uniform", "precision", "recall", "ndcg", "ap"}, default "uniform"
         How much each rank counts in the DRM part.
     margin : float, default 1.0
         By how much a positive should score above a negative, in the hinge part.
-    temperature : float, default 0.15
-        Temperature of the softmax part. Lower values put more weight on the hardest negatives.
+    temperature : float, optional
+        Temperature of the softmax, psl and bpr parts. Lower values put more weight on the hardest negatives. Default:
+        1.4 N^(-1/4) in a catalogue of N items.
     cov : float, default 0.0
         Weight of the covariance regularisation. Needs `score` l2.
     cov_every : int, default 10
@@ -172,21 +182,22 @@ class DRM:
         self,
         config: TrainConfig | None = None,
         *,
-        score: Score = "dot",
+        score: Score | None = None,
         factors: int = 64,
         init: Init = "spectral",
         rho: int = 1,
-        negatives: Negatives = "sampled",
+        negatives: Negatives | None = None,
+        pool: int = 16384,
         eta: int | None = None,
         share: int = 32,
         user_sampling: UserSampling = "proportional",
-        objective: ObjectiveName = "hinge+drm",
+        objective: ObjectiveName = "softmax",
         k: int | None = None,
         tau: float = 0.5,
         lam: float = 10.0,
         weight: Weight = "uniform",
         margin: float = 1.0,
-        temperature: float = 0.15,
+        temperature: float | None = None,
         cov: float = 0.0,
         cov_every: int = 10,
         cov_form: CovForm = "decorrelate",
@@ -211,6 +222,7 @@ class DRM:
                 init=init,
                 rho=rho,
                 negatives=negatives,
+                pool=pool,
                 eta=eta,
                 share=share,
                 user_sampling=user_sampling,
@@ -278,6 +290,7 @@ class DRM:
         backend, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         warn_if_unvalidated(self.config, dataset)
+        warn_of_idle_options(self.config)
         keeper: Run | _Best
         state = None
         if run is None:
@@ -425,7 +438,7 @@ class DRM:
             targets = known_users(users, data, U, unknown)
         else:
             targets = new_users(histories, data, V, self.config, backend, unknown)
-        index = TopKIndex(backend, V, self.config.score, candidate_items(data, only, without))
+        index = TopKIndex(backend, V, self.config.score_in_force, candidate_items(data, only, without))
         return recommendation_frames(targets, index, data, k, exclude_seen)
 
     def fold_in(self, histories: Histories) -> Tensor:
@@ -462,7 +475,7 @@ class DRM:
         """
         data, (backend, _) = self.interactions, self.backend()
         codes = data.encode_items(items)
-        return similar_frame(backend, "item", codes, data.item_ids, self.item_factors, self.config.score, k)
+        return similar_frame(backend, "item", codes, data.item_ids, self.item_factors, self.config.score_in_force, k)
 
     def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
         """Return the k users most similar to each given user, as `similar_items` does for items.
@@ -488,7 +501,14 @@ class DRM:
             reason = describe_users_without_interactions(data.user_ids[codes[~trained[codes]]])
             raise InputError(f"{reason}, so the model cannot compare them; give other users")
         return similar_frame(
-            backend, "user", codes, data.user_ids, self.user_factors, self.config.score, k, np.flatnonzero(trained)
+            backend,
+            "user",
+            codes,
+            data.user_ids,
+            self.user_factors,
+            self.config.score_in_force,
+            k,
+            np.flatnonzero(trained),
         )
 
     def evaluate(
@@ -508,7 +528,7 @@ class DRM:
             Users with fewer interactions in `seen` are left out.
         """
         backend, _ = self.backend()
-        rank = factor_ranker(backend, *self._fitted(), self.config.score)
+        rank = factor_ranker(backend, *self._fitted(), self.config.score_in_force)
         return evaluate(rank, self.interactions.train if seen is None else seen, held_out, ks, min_train)
 
     # -- files ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ from typing import Literal
 
 Score = Literal["dot", "l2", "cosine"]  # s_j = u.v_j, -||u - v_j||^2, or u.v_j with rows of length 1
 Weight = Literal["uniform", "precision", "recall", "ndcg", "ap"]  # rank weights w_k of the relaxed metric
-ObjectiveName = Literal["hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm"]
+ObjectiveName = Literal[
+    "hinge+drm", "hinge", "drm", "mse", "mse+drm",
+    "softmax", "softmax+drm", "softmax@k", "psl", "psl+drm", "bpr", "bpr+drm",
+]  # fmt: skip
 Negatives = Literal["sampled", "all"]
 UserSampling = Literal["proportional", "uniform"]
 Init = Literal["spectral", "normal"]
@@ -20,6 +23,7 @@ ExportFormat = Literal["npz", "parquet", "faiss", "hnswlib"]
 RelaxedMetric = Literal["precision", "recall", "ndcg", "ap"]
 Reduction = Literal["mean", "sum", "none"]
 
+LOSSES = ("hinge", "drm", "mse", "softmax", "psl", "bpr")  # parts of an objective
 SPLIT_PARTS = ("train", "valid", "test")
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
 CUT_OFFS = (10, 50)  # K of the metrics, by default

@@ -78,8 +78,9 @@ def declaration(field: "dataclasses.Field[Any]") -> Option:
 
 
 def choices(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
-    """Return the values of a field with a `Literal` type, or nothing for other fields."""
-    return tuple(value for value in get_args(field.type) if isinstance(value, str))
+    """Return the values of a field with a type `Literal` or `Literal | None`, or nothing for other fields."""
+    kinds = (field.type, *get_args(field.type))
+    return tuple(value for kind in kinds for value in get_args(kind) if isinstance(value, str))
 
 
 def default_text(field: "dataclasses.Field[Any]") -> str:
@@ -99,7 +100,7 @@ def checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """
     value = _converted(field, value)
     allowed = choices(field)
-    if allowed and value not in allowed:
+    if allowed and value is not None and value not in allowed:
         raise InputError(f"`{field.name}` must be one of {', '.join(allowed)}, got {value!r}")
     if isinstance(value, int | float):
         problem = _range_problem(declaration(field), value)
@@ -109,7 +110,9 @@ def checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
 
 
 def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    accepted = (str,) if choices(field) else get_args(field.type) or (field.type,)
+    accepted = get_args(field.type) or (field.type,)
+    if choices(field):
+        accepted = (str, type(None)) if type(None) in accepted else (str,)
     if not isinstance(value, bool):
         if isinstance(value, Integral) and int in accepted:
             return int(value)

@@ -4,14 +4,19 @@ Nothing is sampled. The scores of a block of users are one product of matrices, 
 gradients are two more, g V and g^T U_b. So a user costs 6 N d operations, however many items the user has. The loss of
 a user is
 
-    n^-1/2 sum_i log(1 + sum_j exp((s_j - s_i) / temperature))
+    n^-1/2 sum_i w_i log(1 + sum_j exp((s_j - s_i) / temperature))
 
 over the user's n positives i and all negatives j. A user with a hundred times the interactions counts ten times as
-much: a compromise between counting users and counting interactions equally.
+much: a compromise between counting users and counting interactions equally. The weights w_i are 1, or those of
+`softmax_weights`.
+
+In a large catalogue, a random pool of items stands for all of them in one step: V then holds the items of the pool, and
+the sum over the negatives is multiplied by the number of items that each of them stands for.
 
 This module holds what every backend shares, and the operation in torch for `reference` and `gpu`.
 """
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +25,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels.checks import check_catalogue
-from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective
+from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
@@ -49,20 +54,36 @@ def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> 
     return products
 
 
-def softmax_of_users(s: Tensor, positive: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def softmax_weights(s: Tensor, objective: Objective) -> Tensor:
+    """Return the weight of each item as a positive: sigma((s_i - beta) / tau), beta the user's K-th largest score.
+
+    An item in the user's top K counts nearly fully, one far below it hardly. The gradient treats the weights as
+    constants.
+    """
+    beta = s.topk(min(objective.K, s.shape[1]), 1).values[:, -1:]
+    return torch.sigmoid((s - beta) / objective.tau)
+
+
+def softmax_of_users(s: Tensor, positive: Tensor, objective: Objective, pool: Pool | None) -> tuple[Tensor, Tensor]:
     """Return the loss of each user [B] and its gradient to the scores s [B, N]; positive bool [B, N]."""
-    z = s / temperature
-    negatives = z.masked_fill(positive, -torch.inf)
-    x = negatives.logsumexp(1, keepdim=True) - z
+    z = s / objective.temperature
+    negative = ~positive
+    log_ratio = 0.0
+    if pool is not None:
+        negative[:, pool.n_negatives :] = False
+        log_ratio = math.log(pool.ratio)
+    negatives = z.masked_fill(~negative, -torch.inf)
+    x = negatives.logsumexp(1, keepdim=True) + log_ratio - z
+    weights = softmax_weights(s, objective) if objective.at_k else torch.ones_like(s)
     scale = positive.sum(1, keepdim=True).to(s.dtype).rsqrt()
-    loss = scale[:, 0] * torch.where(positive, torch.nn.functional.softplus(x), 0).sum(1)
-    wrong = torch.where(positive, torch.sigmoid(x), 0)  # weight of the negatives in the softmax of each positive
-    g = wrong.sum(1, keepdim=True) * torch.softmax(negatives, 1) - wrong
-    return loss, scale / temperature * g
+    loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
+    wrong = torch.where(positive, weights * torch.sigmoid(x), 0)  # share of the negatives in the softmax of a positive
+    spread = torch.where(negative.any(1, keepdim=True), torch.softmax(negatives, 1), 0)  # not NaN without negatives
+    return loss, scale / objective.temperature * (wrong.sum(1, keepdim=True) * spread - wrong)
 
 
 def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
-    """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to all items.
+    """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to the rows of V.
 
     A user with a score that is not finite has loss and gradient NaN, and so has every item then.
     """
@@ -75,7 +96,7 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
         low, high = batch.indptr[block.start], batch.indptr[block.stop]
         positive = torch.zeros_like(s, dtype=torch.bool)
         positive[user_of[low:high] - block.start, batch.indices[low:high].long()] = True
-        loss[block], g = softmax_of_users(s, positive, objective.temperature)
+        loss[block], g = softmax_of_users(s, positive, objective, batch.pool)
         user_grad[block], of_items = gradients_of_products(u[block], V, g, g @ V, g.T @ u[block], objective.score)
         item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
@@ -89,10 +110,11 @@ class CataloguePlan:
     indptr : int64 [M + 1]
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. A user without interactions, or with all items, is left out.
+    pool : number of negatives that are drawn for a step; if the catalogue has no more items, all of them are used
     """
 
-    def __init__(self, indptr: Tensor, indices: Tensor, n_items: int, seed: int) -> None:
-        self.indptr, self.indices, self.n_items, self.seed = indptr, indices, n_items, seed
+    def __init__(self, indptr: Tensor, indices: Tensor, n_items: int, seed: int, pool: int) -> None:
+        self.indptr, self.indices, self.n_items, self.seed, self.pool = indptr, indices, n_items, seed, pool
         self._order: tuple[int, Tensor] | None = None
         if self.n_lists == 0:
             raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
@@ -111,8 +133,7 @@ class CataloguePlan:
     def order(self, epoch: int) -> Tensor:
         """Return the users of an epoch in their order."""
         if self._order is None or self._order[0] != epoch:
-            stream = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            drawn = torch.from_numpy(stream.permutation(self.n_lists))
+            drawn = torch.from_numpy(self._stream(epoch, 0).permutation(self.n_lists))
             self._order = epoch, self.eligible_users[drawn.to(self.indptr.device)]
         return self._order[1]
 
@@ -124,4 +145,24 @@ class CataloguePlan:
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         positions = torch.repeat_interleave(begin - indptr[:-1], degree)
         positions += torch.arange(len(positions), device=positions.device)
-        return CatalogueBatch(users, indptr, self.indices[positions])
+        batch = CatalogueBatch(users, indptr, self.indices[positions])
+        return batch if self.pool >= self.n_items else self._pooled(batch, self._stream(epoch, start + 1))
+
+    def _pooled(self, batch: CatalogueBatch, stream: np.random.Generator) -> CatalogueBatch:
+        """Draw a pool, and let the positives refer to its items."""
+        device = self.indptr.device
+        drawn = torch.from_numpy(stream.choice(self.n_items, self.pool, replace=False, shuffle=False)).to(device)
+        place = torch.full((self.n_items,), -1, dtype=torch.int64, device=device)  # of each item in the pool
+        place[drawn] = torch.arange(self.pool, device=device)
+        others = batch.indices[place[batch.indices.long()] < 0].unique().long()
+        place[others] = torch.arange(self.pool, self.pool + len(others), device=device)
+        items = torch.cat([drawn, others])
+        # Ascending within a user, as every batch is.
+        user = torch.repeat_interleave(torch.arange(len(batch.users), device=device), batch.indptr.diff())
+        order = (user * len(items) + place[batch.indices.long()]).sort().values
+        indices = (order - user * len(items)).to(torch.int32)
+        return batch._replace(indices=indices, pool=Pool(items.int(), self.pool, self.n_items / self.pool))
+
+    def _stream(self, epoch: int, number: int) -> np.random.Generator:
+        """Return random numbers: stream 0 of an epoch for the order of the users, the others for pools."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, epoch], counter=[0, 0, 0, number]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.errors import InputError
-from drm_triton.names import TAU_RANGE, Score
+from drm_triton.names import LOSSES, TAU_RANGE, Score
 
 if TYPE_CHECKING:
     from drm_triton.kernels.protocol import (
@@ -146,6 +146,8 @@ def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, va
     n = items.shape[1]
     if not objective.rho < n:
         raise InputError(f"{name}: a list needs more than rho = {objective.rho} items, the negatives, got {n}")
+    if objective.at_k:
+        raise InputError(f"{name}: at_k needs lists that are the whole catalogue")
     if objective.drm and n < objective.K:
         raise InputError(f"{name}: k must be at most the list length {n}, got {objective.K}")
     for label, table in (("U", U), ("V", V)):
@@ -163,8 +165,10 @@ def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, va
 def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> None:
     """Check the arguments of `catalogue_gradients`."""
     name = "catalogue_gradients"
-    if not objective.softmax or objective.hinge or objective.drm or objective.mse:
+    if [part for part in LOSSES if getattr(objective, part)] != ["softmax"]:
         raise InputError(f"{name}: the objective must be softmax alone")
+    if batch.pool is not None and not 1 <= batch.pool.n_negatives <= len(batch.pool.items) == len(V):
+        raise InputError(f"{name}: V must hold the {len(batch.pool.items)} items of the pool, got {len(V)} rows")
     check_tensor(name, "U", U, (None, None), FLOATS)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
     check_tensor(name, "users", batch.users, (None,), INT32)

@@ -24,7 +24,7 @@ from drm_triton.kernels.checks import (
     check_tau,
     check_tensor,
 )
-from drm_triton.names import MAX_INT32, MAX_SEED, BackendName, Score, UserSampling, Weight
+from drm_triton.names import LOSSES, MAX_INT32, MAX_SEED, BackendName, Score, UserSampling, Weight
 
 ADAGRAD_EPS = 1e-10
 SeenItems = tuple[Tensor, Tensor]  # (indptr int64 [m + 1], indices int32): rows of a sparse matrix, see `Backend.top_k`
@@ -32,7 +32,7 @@ SeenItems = tuple[Tensor, Tensor]  # (indptr int64 [m + 1], indices int32): rows
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of one list: hinge + lam * drm + mse + softmax. Each part can be switched off.
+    """Loss of one list: hinge + lam * drm + mse + softmax + psl + bpr. Each part can be switched off.
 
     Parameters
     ----------
@@ -42,7 +42,9 @@ class Objective:
     lam : weight of the DRM part.
     weight : rank weights w_k.
     margin : hinge margin.
-    temperature : temperature of the softmax part.
+    temperature : temperature of the softmax, psl and bpr parts.
+    at_k : weight each positive of the softmax part by its place in the top K, as `softmax_weights` says. Only for lists
+        that are the whole catalogue.
     """
 
     rho: int
@@ -56,7 +58,10 @@ class Objective:
     drm: bool = True
     mse: bool = False
     softmax: bool = False
+    psl: bool = False
+    bpr: bool = False
     temperature: float = 0.15
+    at_k: bool = False
 
     def __post_init__(self) -> None:
         check_choice("Objective", "score", self.score, Score)
@@ -67,10 +72,19 @@ class Objective:
         check_tau("Objective", self.tau)
         check_number("Objective", "lam", self.lam, 0)
         check_number("Objective", "margin", self.margin)
-        if not (self.hinge or self.drm or self.mse or self.softmax):
-            raise InputError("Objective: at least one of hinge, drm, mse and softmax must be on")
+        if not any(getattr(self, part) for part in LOSSES):
+            raise InputError(f"Objective: at least one of {', '.join(LOSSES)} must be on")
         if not 0 < self.temperature < math.inf:
             raise InputError(f"Objective: temperature must be positive and finite, got {self.temperature}")
+
+    def total(self, hinge: Tensor, drm: Tensor, *others: Tensor) -> Tensor:
+        """Return the loss of each list [B] from its parts, in the order of LOSSES."""
+        return hinge + self.lam * drm + torch.stack(others).sum(0)
+
+    @property
+    def psl_scale(self) -> float:
+        """Factor that brings differences of scores into [-1, 1], for rows in the unit ball."""
+        return 0.25 if self.score == "l2" else 0.5
 
     @property
     def K(self) -> int:  # noqa: N802
@@ -174,13 +188,27 @@ class ListGradients(NamedTuple):
     """Losses of B lists and their gradients."""
 
     scores: Tensor  # [B, n]
-    hinge: Tensor  # [B], 0 if switched off, as are the next three; all without lam
+    hinge: Tensor  # [B], 0 if switched off, as are the other losses; all without lam
     drm: Tensor  # [B]
     mse: Tensor  # [B]
     softmax: Tensor  # [B]
-    loss: Tensor  # [B], hinge + lam * drm + mse + softmax
+    psl: Tensor  # [B]
+    bpr: Tensor  # [B]
+    loss: Tensor  # [B], hinge + lam * drm + mse + softmax + psl + bpr
     g: Tensor  # [B, n], dloss/dscores
     user_grad: Tensor  # [B, d], dloss/dU[user]
+
+
+class Pool(NamedTuple):
+    """A random part of a large catalogue that stands for the whole of it in one step.
+
+    The items of the step are the negatives, drawn uniformly without replacement, and then the positives of its users
+    that are not among them. A positive of one user is no negative of another unless it was drawn.
+    """
+
+    items: Tensor  # int32 [n]
+    n_negatives: int  # the first n_negatives of `items`
+    ratio: float  # number of items of the catalogue that each negative stands for
 
 
 class CatalogueBatch(NamedTuple):
@@ -188,7 +216,8 @@ class CatalogueBatch(NamedTuple):
 
     users: Tensor  # int32 [B]
     indptr: Tensor  # int64 [B + 1]; the items of users[b] are indices[indptr[b] : indptr[b + 1]]
-    indices: Tensor  # int32, ascending within a user
+    indices: Tensor  # int32, ascending within a user; rows of V, which holds the items of `pool` if there is one
+    pool: Pool | None = None
 
 
 class CatalogueGradients(NamedTuple):
@@ -224,12 +253,12 @@ class GradientTerms(NamedTuple):
         return cls(rows, table.new_empty(0, 1), table[:0], rows[:, 0])
 
     @classmethod
-    def of_users(cls, users: Tensor, gradients: Tensor, coefficients: Tensor | None = None) -> "GradientTerms":
-        """Gradient of users [B] from gradients [B, d], times coefficients [B] if given."""
+    def of_rows(cls, rows: Tensor, gradients: Tensor, coefficients: Tensor | None = None) -> "GradientTerms":
+        """Gradient of rows [B] from gradients [B, d], times coefficients [B] if given."""
         if coefficients is None:
             coefficients = torch.ones_like(gradients[:, 0])
-        every = torch.arange(len(users), dtype=torch.int32, device=users.device)
-        return cls(users[:, None], coefficients[:, None], gradients, every)
+        every = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        return cls(rows[:, None], coefficients[:, None], gradients, every)
 
 
 def summed(score: Score) -> Score:

@@ -211,13 +211,16 @@ def list_scores(U: Tensor, V: Tensor, users: Tensor, items: Tensor, score: Score
     return -(u - v).square().sum(-1) if score == "l2" else (u * v).sum(-1)
 
 
-def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute hinge, DRM, MSE and softmax of each list [B] by their definitions. Autograd can differentiate them."""
+def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, ...]:
+    """Compute the parts of the loss of each list, in the order of LOSSES, each [B], by their definitions.
+
+    Autograd can differentiate them.
+    """
     rho, n = objective.rho, s.shape[1]
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     mask = torch.ones_like(s, dtype=torch.bool)
     zero = s.new_zeros(len(s))
-    hinge, drm, mse, softmax = zero, zero, zero, zero
+    hinge, drm, mse, softmax, psl, bpr = (zero,) * 6
     if objective.hinge:
         positive = s[:, :rho].min(-1, keepdim=True).values
         violations = (objective.margin - positive + s[:, rho:] >= 0).sum(-1)
@@ -231,7 +234,13 @@ def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, 
     if objective.softmax:
         z = s / objective.temperature
         softmax = torch.nn.functional.softplus(z[:, rho:].logsumexp(-1, keepdim=True) - z[:, :rho]).sum(-1)
-    return hinge, drm, mse, softmax
+    if objective.psl:
+        r = (1 + objective.psl_scale * (s[:, None, rho:] - s[:, :rho, None])).clamp(min=0)  # [B, rho, eta]
+        psl = torch.log1p(r.pow(1 / objective.temperature).sum(-1)).sum(-1)
+    if objective.bpr:
+        x = (s[:, None, rho:] - s[:, :rho, None]) / objective.temperature
+        bpr = torch.nn.functional.softplus(x).mean(-1).sum(-1)
+    return hinge, drm, mse, softmax, psl, bpr
 
 
 def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
@@ -246,7 +255,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     scores = list_scores(U, V, users, items, objective.score)
     finite = scores.abs().sum(-1, keepdim=True) < math.inf
     s = torch.where(finite, scores, math.nan)
-    hinge, drm, mse, softmax = list_losses(s, len(V), objective)
+    losses = list_losses(s, len(V), objective)
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     g = torch.zeros_like(s)
     if objective.hinge:
@@ -266,10 +275,20 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         wrong = torch.sigmoid(z[:, rho:].logsumexp(-1, keepdim=True) - z[:, :rho])  # weight of the negatives, [B, rho]
         negatives = wrong.sum(-1, keepdim=True) * torch.softmax(z[:, rho:], -1)
         g += torch.cat([-wrong, negatives], -1) / objective.temperature
+    if objective.psl:
+        r = (1 + objective.psl_scale * (s[:, None, rho:] - s[:, :rho, None])).clamp(min=0)
+        power = r.pow(1 / objective.temperature)
+        share = power / (1 + power.sum(-1, keepdim=True))
+        pull = objective.psl_scale / objective.temperature * torch.where(r > 0, share / r, 0)
+        g += torch.cat([-pull.sum(2), pull.sum(1)], -1)
+    if objective.bpr:
+        x = (s[:, None, rho:] - s[:, :rho, None]) / objective.temperature
+        pull = torch.sigmoid(x) / ((n - rho) * objective.temperature)
+        g += torch.cat([-pull.sum(2), pull.sum(1)], -1)
     g = torch.where(finite, g, math.nan)
     u, v = U[users.long()][:, None, :], V[items.long()]
     user_grad = (g[:, :, None] * (-2 * (u - v) if objective.score == "l2" else v)).sum(1)
-    return ListGradients(scores, hinge, drm, mse, softmax, hinge + objective.lam * drm + mse + softmax, g, user_grad)
+    return ListGradients._make([scores, *losses, objective.total(*losses), g, user_grad])
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ def scores(U: NDArray[Any], V: NDArray[Any], score: str) -> NDArray[Any]:
 
 def same_recommendations(model: DRM, U: Any, V: Any, user_ids: Any, item_ids: Any) -> None:
     """Rank by the exported factors without seen items; the ids must be those of `recommend`."""
-    table = scores(U.astype(np.float64), V.astype(np.float64), model.config.score)
+    table = scores(U.astype(np.float64), V.astype(np.float64), model.config.score_in_force)
     seen = model.interactions.train
     for u in range(len(U)):
         table[u, seen.row(u)] = -np.inf
@@ -66,7 +66,7 @@ def test_npz_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> None:
         assert file["item_ids"].dtype.kind == "U"
         same_recommendations(model, *(file[n] for n in ("user_factors", "item_factors", "user_ids", "item_ids")))
     assert manifest == json.loads((tmp_path / "x" / "export.json").read_text("utf-8"))
-    assert (manifest["score"], manifest["dimension"], manifest["users"]) == (model.config.score, 12, 150)
+    assert (manifest["score"], manifest["dimension"], manifest["users"]) == (model.config.score_in_force, 12, 150)
 
 
 def test_integer_ids_stay_integers(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_index_finds_the_recommendations(model: DRM, to: ExportFormat, tmp_pa
     manifest = export(model, tmp_path / "x", to=to)
     queries = np.load(tmp_path / "x" / "user_factors.npy", allow_pickle=False)
     labels, found = search(tmp_path / "x", queries, 10)
-    exact = np.sort(scores(queries, model.item_factors.numpy(), model.config.score), axis=1)[:, ::-1]
+    exact = np.sort(scores(queries, model.item_factors.numpy(), model.config.score_in_force), axis=1)[:, ::-1]
     assert (np.abs(found - exact[:, :10]) < 1e-5).mean() >= 0.95
     assert (np.diff(found) <= 1e-6).all()
     item_ids, user_ids = (np.load(tmp_path / "x" / f"{n}_ids.npy", allow_pickle=False) for n in ("item", "user"))

@@ -72,15 +72,15 @@ def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainC
     # As after spectral initialisation, Adagrad starts at 1: the first step is then proportional to the gradient, and
     # does not overwrite the initial direction.
     state = torch.ones_like(U)
-    objective = objective_of(config)
+    objective = objective_of(config, len(V))
     for step in range(STEPS):
         items = [
             backend.sample_lists(plan, step, 0, n_lists).items
             for plan, n_lists in zip(plans.values(), lists_per_user, strict=True)
         ]
         gradients = backend.list_gradients(U, V, ListBatch(users, torch.cat(items)), objective).user_grad
-        terms = GradientTerms.of_users(users, gradients, mean_weights)
-        backend.update_rows(U, state, terms, LR * (1 - step / STEPS), summed(config.score))
+        terms = GradientTerms.of_rows(users, gradients, mean_weights)
+        backend.update_rows(U, state, terms, LR * (1 - step / STEPS), summed(config.score_in_force))
 
 
 def _plan(row: NDArray[np.int32], V: Tensor, config: TrainConfig) -> ListPlan:

@@ -139,7 +139,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 def _measure(name: str, path: Path, data: RunData, k: int, reporter: Reporter) -> MeasuredRun:
     model, records = _load(path), _records(path)
     backend, _ = model.backend()
-    rank = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score)
+    rank = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score_in_force)
     evaluation = popularity = None
     not_evaluated = ""
     excluded = data.seen

@@ -59,7 +59,7 @@ def _card(number: int, run: MeasuredRun) -> str:
         facts.append(f"{n} epoch{'s' if n != 1 else ''} in {_duration(seconds)}")
         if run.best_epoch is not None:
             facts[-1] += f"; best: epoch {run.best_epoch}"
-    facts.append(f"{escape(config.objective)}, {escape(config.score)} score, {config.factors} factors")
+    facts.append(f"{escape(config.objective)}, {escape(config.score_in_force)} score, {config.factors} factors")
     facts.append(f"data <bdi>{escape(run.data.name)}</bdi>")
     if run.checkpoint != "best":
         facts.append({"last": "evaluated at its last checkpoint", "saved": "a saved model"}[run.checkpoint])

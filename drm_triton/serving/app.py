@@ -169,7 +169,7 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
     health = Health(
         status="ok",
         model=name,
-        score=model.config.score,
+        score=model.config.score_in_force,
         users=len(engine.user_factors),
         items=len(engine.item_factors),
         factors=engine.item_factors.shape[1],

@@ -135,11 +135,11 @@ class Engine:
             None if data.item_titles is None else data.item_titles.cast(pl.String).to_list()
         )
         self.by_popularity: list[int] = popular_items(data.train, data.n_items).tolist()
-        self.similarity = similarity_vectors(self.item_factors, config.score)
+        self.similarity = similarity_vectors(self.item_factors, config.score_in_force)
 
         backend, _ = model.backend()
-        item_index = TopKIndex(backend, self.item_factors, config.score)
-        similarity_index = TopKIndex(backend, self.similarity, config.score)
+        item_index = TopKIndex(backend, self.item_factors, config.score_in_force)
+        similarity_index = TopKIndex(backend, self.similarity, config.score_in_force)
 
         def fold_in_batch(histories: list[ItemCodes]) -> Sequence[Tensor]:
             return list(fold_in(self.item_factors, stack_rows(histories, data.n_items), config, backend))

@@ -38,7 +38,7 @@ def train(
     on_batch : called after each step
     """
     plan = training_plan(config, fit, state.U.device)
-    objective = objective_of(config)
+    objective = objective_of(config, fit.shape[1])
     while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
         while state.position < plan.n_lists:
@@ -67,7 +67,7 @@ def finish_epoch(
     improved = not monitored
     if monitored and (state.epoch % config.eval_every == 0 or state.epoch == config.epochs):
         cut_offs = sorted({*CUT_OFFS, int(config.monitor.rpartition("@")[2])})
-        ranker = factor_ranker(backend, state.U, state.V, config.score)
+        ranker = factor_ranker(backend, state.U, state.V, config.score_in_force)
         means = evaluate(ranker, fit, dataset.valid, cut_offs).means
         record.update({f"valid/{name}": value for name, value in means.items()})
         value = means[config.monitor]
@@ -82,7 +82,7 @@ def finish_epoch(
 def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     """Return the state before the first step, on a device."""
     U, V, accumulator = initial_factors(config, fit)
-    if config.score == "cosine":  # rows without interactions stay zero
+    if config.score_in_force == "cosine":  # rows without interactions stay zero
         U, V = normalize(U), normalize(V)
     U, V = U.to(device), V.to(device)
     return State(U, V, torch.full_like(U, accumulator), torch.full_like(V, accumulator))

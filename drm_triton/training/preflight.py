@@ -21,10 +21,11 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     table = 4 * rows * config.factors
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
-    if config.negatives == "all":
+    if config.negatives_in_force == "all":
         n_lists = min(config.batch_in_force, dataset.n_users)
-        scores = user_blocks(n_lists, dataset.n_items)[0].stop * dataset.n_items
-        batch = 4 * (scores + 3 * dataset.n_items * config.factors + 3 * n_lists * config.factors)
+        n_items = min(config.pool + n_lists * interactions // dataset.n_users, dataset.n_items)
+        scores = user_blocks(n_lists, n_items)[0].stop * n_items
+        batch = 4 * (scores + 3 * n_items * config.factors + 3 * n_lists * config.factors)
     else:
         n_lists = min(config.batch_in_force, interactions)
         shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
@@ -49,11 +50,25 @@ def warn_if_unvalidated(config: TrainConfig, dataset: Dataset) -> None:
         )
 
 
+def warn_of_idle_options(config: TrainConfig) -> None:
+    """Warn of options that were set and do not change the training."""
+    for name in config.without_effect():
+        if name in ("rho", "eta", "share", "user_sampling", "pool"):
+            cause = f"`negatives` {config.negatives_in_force}"
+        elif name == "weight" and "drm" in config.objective:
+            cause = f"`k` {config.k_in_force}: there is only one rank"
+        elif name.startswith("cov"):
+            cause = "`cov` 0"
+        else:
+            cause = f"`objective` {config.objective}"
+        warnings.warn(f"`{name}` has no effect with {cause}", UserWarning, stacklevel=3)
+
+
 def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None:
     """Take one step on toy data, so that the time to compile the kernels does not count as training."""
     toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3))
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
     plan = training_plan(config, toy, device)
     # A small rate whatever the configuration says: a rate that diverges must be reported by training, not here.
-    take_step(state, plan, plan.n_lists, config, objective_of(config), backend, lr=1e-3)
-    backend.top_k(state.U, backend.pack_items(state.V, config.score), 1, toy.tensors(device))
+    take_step(state, plan, plan.n_lists, config, objective_of(config, toy.shape[1]), backend, lr=1e-3)
+    backend.top_k(state.U, backend.pack_items(state.V, config.score_in_force), 1, toy.tensors(device))

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LOSS_PARTS = ("loss", "hinge", "drm", "mse", "softmax")
+from drm_triton.names import LOSSES
+
+LOSS_SUMS = ("loss", *LOSSES)
 
 
 @dataclass
@@ -22,7 +24,7 @@ class State:
     position: int = 0  # completed lists of the current epoch
     step: int = 0
     seconds: float = 0.0  # spent on the current epoch, without validation
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOSS_PARTS, 0.0))  # over the current epoch
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOSS_SUMS, 0.0))  # over the current epoch
     best: float | None = None  # best value of the monitored metric
     best_epoch: int | None = None
     stale: int = 0  # validations since the best one
@@ -35,7 +37,7 @@ class State:
 
     def start_epoch(self) -> None:
         """Reset what is counted within an epoch."""
-        self.position, self.seconds, self.sums = 0, 0.0, dict.fromkeys(LOSS_PARTS, 0.0)
+        self.position, self.seconds, self.sums = 0, 0.0, dict.fromkeys(LOSS_SUMS, 0.0)
 
 
 @dataclass(frozen=True)

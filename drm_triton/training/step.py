@@ -11,7 +11,7 @@ from drm_triton.errors import DrmError
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListBatch, ListPlan, Objective, summed
 from drm_triton.training.covariance import covariance_gradient
-from drm_triton.training.state import LOSS_PARTS, State
+from drm_triton.training.state import LOSS_SUMS, State
 
 
 def train_step(
@@ -20,27 +20,33 @@ def train_step(
     """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched."""
     U, V = state.U, state.V
     gradients = backend.list_gradients(U, V, batch, objective)
-    add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_PARTS})
+    add_losses(state, config, objective, {name: getattr(gradients, name) for name in LOSS_SUMS})
     dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
-    user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
-    backend.update_rows(V, state.V_state, item_terms, lr, config.score, dV)  # before U, which the item terms refer to
-    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score), dU)
+    user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
+    backend.update_rows(
+        V, state.V_state, item_terms, lr, config.score_in_force, dV
+    )  # before U, which the item terms refer to
+    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score_in_force), dU)
     state.step += 1
 
 
 def catalogue_step(
     state: State, batch: CatalogueBatch, config: TrainConfig, objective: Objective, backend: Backend, lr: float
 ) -> None:
-    """Like `train_step`, for lists that are the whole catalogue: every item takes a step."""
+    """Like `train_step`, for lists that are the whole catalogue: every item takes a step, or every item of the pool."""
     U, V = state.U, state.V
-    gradients = backend.catalogue_gradients(U, V, batch, objective)
-    add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
+    pool = batch.pool
+    gradients = backend.catalogue_gradients(U, V if pool is None else V[pool.items.long()], batch, objective)
+    add_losses(state, config, objective, {"loss": gradients.softmax, "softmax": gradients.softmax})
     dU, dV = dense_gradients(state, config)
-    item_grad = gradients.item_grad if dV is None else gradients.item_grad + dV
-    user_terms = GradientTerms.of_users(batch.users, gradients.user_grad)
-    score = summed(config.score)  # the gradients of items are complete too
-    backend.update_rows(V, state.V_state, GradientTerms.none(V), lr, score, item_grad)
+    if pool is None:
+        item_terms, dV = GradientTerms.none(V), gradients.item_grad if dV is None else gradients.item_grad + dV
+    else:
+        item_terms = GradientTerms.of_rows(pool.items, gradients.item_grad)
+    user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
+    score = summed(config.score_in_force)  # the gradients of items are complete too
+    backend.update_rows(V, state.V_state, item_terms, lr, score, dV)
     backend.update_rows(U, state.U_state, user_terms, lr, score, dU)
     state.step += 1
 
@@ -54,14 +60,15 @@ def dense_gradients(state: State, config: TrainConfig) -> tuple[Tensor | None, T
     return weight * dU, weight * dV
 
 
-def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> None:
+def add_losses(state: State, config: TrainConfig, objective: Objective, losses: dict[str, Tensor]) -> None:
     """Add the losses of lists, each [B], to the sums of the epoch; raise if their total is not finite."""
     sums = torch.stack(list(losses.values())).sum(1, dtype=torch.float64).tolist()
     for name, value in zip(losses, sums, strict=True):
         if name == "loss" and not math.isfinite(value):
+            sharp = "tau" if objective.drm else "temperature"
             raise DrmError(
                 f"the loss became {value} in epoch {state.epoch + 1}, step {state.step + 1} "
-                f"(`lr` {config.lr}, `tau` {config.tau}); lower `lr` or raise `tau` and start again"
+                f"(`lr` {config.lr}); lower `lr`, or raise `{sharp}` {getattr(objective, sharp):g}, and start again"
             )
         state.sums[name] += value
 
@@ -73,13 +80,13 @@ def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
     return config.lr * (1 - (state.epoch + state.position / n_lists) / config.epochs)
 
 
-def objective_of(config: TrainConfig) -> Objective:
-    """Return the objective that a configuration describes."""
-    parts = config.objective.split("+")
+def objective_of(config: TrainConfig, n_items: int) -> Objective:
+    """Return the objective that a configuration describes, for a catalogue of `n_items`."""
+    parts = config.objective.removesuffix("@k").split("+")
     return Objective(
         rho=config.rho,
-        score=config.score,
-        k=config.k,
+        score=config.score_in_force,
+        k=config.k_in_force,
         tau=config.tau,
         lam=config.lam,
         weight=config.weight,
@@ -88,7 +95,10 @@ def objective_of(config: TrainConfig) -> Objective:
         drm="drm" in parts,
         mse="mse" in parts,
         softmax="softmax" in parts,
-        temperature=config.temperature,
+        psl="psl" in parts,
+        bpr="bpr" in parts,
+        temperature=config.temperature_for(n_items),
+        at_k=config.objective == "softmax@k",
     )
 
 
@@ -113,8 +123,8 @@ def take_step(
 
 def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan | CataloguePlan:
     """Return the plan of the lists that a configuration trains on."""
-    if config.negatives == "all":
-        return CataloguePlan(*fit.tensors(device), n_items=fit.shape[1], seed=config.seed)
+    if config.negatives_in_force == "all":
+        return CataloguePlan(*fit.tensors(device), n_items=fit.shape[1], seed=config.seed, pool=config.pool)
     return list_plan(config, fit, device)
 
 

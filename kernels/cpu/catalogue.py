@@ -7,6 +7,7 @@ not depend on the number of threads.
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,60 +16,96 @@ from torch import Tensor
 
 from drm_triton.kernels.catalogue import USERS, gradients_of_products, scores_of_products, user_blocks
 from drm_triton.kernels.checks import INT32, INT64, check_catalogue
+from drm_triton.kernels.cpu.active import kth_largest
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
 from drm_triton.kernels.cpu.runtime.simd import largest
 from drm_triton.kernels.cpu.softsort import all_finite, exp
-from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective
+from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
 from drm_triton.kernels.torch_threads import one_torch_thread
+from drm_triton.names import Score
 
 ITEMS = 2048  # items of a product that a thread computes at once
 f32 = np.float32
 
 
+class CatalogueLoss(NamedTuple):
+    """The loss of a user, for compiled functions."""
+
+    temperature: float
+    at_k: bool
+    k: int
+    tau: float
+    n_negatives: int  # only the first n_negatives columns are negatives
+    log_ratio: float
+
+
 @allocating
-def softmax_of_user(s, positives, temperature):
+def softmax_of_user(s, positives, loss):
     """Return the loss of one user with scores s [N]; s becomes the gradient to them."""
     n = positives.size
     if not all_finite(s):
         s[:] = np.nan
         return f32(np.nan)
-    s_positives = np.empty(n, np.float32)
+    s_positives, weights = np.empty(n, np.float32), np.ones(n, np.float32)
     for i in range(n):
         s_positives[i] = s[positives[i]]
+    if loss.at_k:
+        k = min(loss.k, s.size)
+        beta, inverse_tau = kth_largest(s, k, np.empty(k, np.float32)), f32(1 / loss.tau)
+        for i in range(n):
+            weights[i] = f32(1) / (f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i]))))
+    for i in range(n):
         s[positives[i]] = -np.inf
-    inverse, highest, total = f32(1 / temperature), largest(s), f32(0)
-    for j in range(s.size):
-        e = exp(inverse * (s[j] - highest))
-        s[j] = e
+    negatives = s[: loss.n_negatives]
+    s[loss.n_negatives :] = f32(0)
+    inverse, highest, total = f32(1 / loss.temperature), largest(negatives), f32(0)
+    if highest == -np.inf:  # the user has all items of the pool
+        s[:] = f32(0)
+        return f32(0)
+    for j in range(negatives.size):
+        e = exp(inverse * (negatives[j] - highest))
+        negatives[j] = e
         total += e
-    scale, log_total = f32(1 / math.sqrt(n)), f32(math.log(total))
-    loss, wrong = f32(0), f32(0)
+    scale, log_total = f32(1 / math.sqrt(n)), f32(math.log(total) + loss.log_ratio)
+    value, wrong = f32(0), f32(0)
     for i in range(n):
         x = inverse * (highest - s_positives[i]) + log_total
         e = exp(-abs(x))
-        loss += max(x, f32(0)) + f32(math.log1p(e))
-        share = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
+        value += weights[i] * (max(x, f32(0)) + f32(math.log1p(e)))
+        share = weights[i] * (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
         s_positives[i] = -scale * inverse * share
         wrong += share
     factor = scale * inverse * wrong / total
-    for j in range(s.size):
-        s[j] *= factor
+    for j in range(negatives.size):
+        negatives[j] *= factor
     for i in range(n):
         s[positives[i]] = s_positives[i]
-    return scale * loss
+    return scale * value
 
 
 @kernel
-def softmax_of_users(start, stop, S, indptr, indices, temperature, loss):
+def softmax_of_users(start, stop, S, indptr, indices, loss, losses):
     """Replace the scores of users start .. stop - 1 by their gradients, and write the losses. S begins with `start`."""
     for b in range(start, stop):
-        loss[b] = softmax_of_user(S[b - start], indices[indptr[b] : indptr[b + 1]], temperature)
+        losses[b] = softmax_of_user(S[b - start], indices[indptr[b] : indptr[b + 1]], loss)
+
+
+def loss_parameters(objective: Objective, pool: Pool | None, n_items: int) -> CatalogueLoss:
+    """Return an objective in the form that compiled functions take."""
+    return CatalogueLoss(
+        temperature=float(objective.temperature),
+        at_k=objective.at_k,
+        k=objective.K,
+        tau=float(objective.tau),
+        n_negatives=n_items if pool is None else pool.n_negatives,
+        log_ratio=0.0 if pool is None else math.log(pool.ratio),
+    )
 
 
 def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
-    """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to all items.
+    """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to the rows of V.
 
     A user with a score that is not finite has loss and gradient NaN, and so has every item then.
 
@@ -87,10 +124,13 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     u = U[batch.users.long()]
     loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
     columns = V.T.contiguous()  # faster to multiply by than the view
+    parameters = loss_parameters(objective, batch.pool, len(V))
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
             S = u.new_empty(block.stop - block.start, len(V))
-            products = multiply_block(u[block], V, columns, S, block.start, indptr, indices, objective, loss)
+            products = multiply_block(
+                u[block], V, columns, S, block.start, indptr, indices, parameters, objective.score, loss
+            )
             user_grad[block], of_items = gradients_of_products(u[block], V, S, *products, objective.score)
             item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
@@ -104,7 +144,8 @@ def multiply_block(
     first: int,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
-    objective: Objective,
+    parameters: CatalogueLoss,
+    score: Score,
     loss: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute the losses of the block of users that begins with user `first` of the batch.
@@ -115,10 +156,8 @@ def multiply_block(
 
     def of_users(start: int) -> None:
         rows = slice(start, min(start + USERS, len(u)))
-        scores_of_products(torch.mm(u[rows], columns, out=S[rows]), u[rows], V, objective.score)
-        softmax_of_users(
-            first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, objective.temperature, losses
-        )
+        scores_of_products(torch.mm(u[rows], columns, out=S[rows]), u[rows], V, score)
+        softmax_of_users(first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, parameters, losses)
         torch.mm(S[rows], V, out=user_products[rows])
 
     def of_items(start: int) -> None:

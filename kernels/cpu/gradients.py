@@ -42,6 +42,7 @@ from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import list_weights
+from drm_triton.names import LOSSES
 
 f32 = np.float32
 
@@ -60,7 +61,7 @@ class GradientOutputs(NamedTuple):
     """Results of `list_gradients`."""
 
     scores: NDArray[np.float32]  # [B, n]
-    losses: NDArray[np.float32]  # [4, B]: hinge, DRM, MSE, softmax
+    losses: NDArray[np.float32]  # [parts, B], in the order of LOSSES
     g: NDArray[np.float32]  # [B, n]
     user_grad: NDArray[np.float32]  # [B, d]
 
@@ -68,7 +69,8 @@ class GradientOutputs(NamedTuple):
 @inline
 def store_losses(losses, b, values):
     """Store the losses of list b."""
-    losses[0, b], losses[1, b], losses[2, b], losses[3, b] = values
+    for part in range(losses.shape[0]):
+        losses[part, b] = values[part]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -231,6 +233,9 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
         drm=objective.drm,
         mse=objective.mse,
         softmax=objective.softmax,
+        psl=objective.psl,
+        bpr=objective.bpr,
+        psl_scale=f32(objective.psl_scale),
         temperature=float(objective.temperature),
     )
 
@@ -256,7 +261,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     )
     check_lists(U, V, batch, objective)
     (B, n), d = batch.items.shape, U.shape[1]
-    scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, 4, B)
+    scores, g, user_grad, losses = empty(U, B, n), empty(U, B, n), empty(U, B, d), empty(U, len(LOSSES), B)
     out = GradientOutputs(scores.numpy(), losses.numpy(), g.numpy(), user_grad.numpy())
     loss = loss_parameters(objective, n, len(V))
     if batch.shared is None:
@@ -264,6 +269,4 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     else:
         groups = divide(name, batch.shared)
         threads.split(gradients_of_tiles, groups.n_tiles, 1, inputs, groups, loss, out)
-    hinge, drm, mse, softmax = losses
-    loss_sum = hinge + objective.lam * drm + mse + softmax
-    return ListGradients(scores, hinge, drm, mse, softmax, loss_sum, g, user_grad)
+    return ListGradients._make([scores, *losses, objective.total(*losses), g, user_grad])

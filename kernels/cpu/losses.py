@@ -39,6 +39,9 @@ class LossParameters(NamedTuple):
     drm: bool
     mse: bool
     softmax: bool
+    psl: bool
+    bpr: bool
+    psl_scale: np.float32
     temperature: float
 
 
@@ -210,8 +213,55 @@ def softmax_loss(positives, negatives, temperature, weights, g_positives, g_nega
 
 
 @inline
+def psl_loss(positives, negatives, scale, temperature, weights, g_positives, g_negatives):
+    """Return sum_i log(1 + sum_j r_ij^(1 / temperature)), r_ij = max(0, 1 + scale (s_j - s_i)), and add its gradient.
+
+    `weights` is a buffer.
+    """
+    inverse, highest, loss = f32(1 / temperature), largest(negatives), f32(0)
+    for i in range(positives.size):
+        top = f32(1) + scale * (highest - positives[i])  # the largest r_ij
+        if not top > 0:
+            continue
+        total = f32(0)
+        for j in range(negatives.size):
+            r = max(f32(0), f32(1) + scale * (negatives[j] - positives[i]))
+            e = exp(min(f32(0), inverse * f32(math.log(r / top)))) if r > 0 else f32(0)
+            weights[j] = e / r if r > 0 else f32(0)
+            total += e
+        x = inverse * f32(math.log(top)) + f32(math.log(total))
+        e = exp(-abs(x))
+        loss += max(x, f32(0)) + f32(math.log1p(e))
+        factor = scale * inverse * (f32(1) if x > 0 else e) / ((f32(1) + e) * total)
+        pulled = f32(0)
+        for j in range(negatives.size):
+            g_negatives[j] += factor * weights[j]
+            pulled += factor * weights[j]
+        g_positives[i] -= pulled
+    return loss
+
+
+@inline
+def bpr_loss(positives, negatives, temperature, g_positives, g_negatives):
+    """Return sum_i mean_j log(1 + exp((s_j - s_i) / temperature)) and add its gradient."""
+    inverse, mean, loss = f32(1 / temperature), f32(1 / negatives.size), f32(0)
+    for i in range(positives.size):
+        pulled, total = f32(0), f32(0)
+        for j in range(negatives.size):
+            x = inverse * (negatives[j] - positives[i])
+            e = exp(-abs(x))
+            total += max(x, f32(0)) + f32(math.log1p(e))
+            pull = mean * inverse * (f32(1) if x > 0 else e) / (f32(1) + e)
+            g_negatives[j] += pull
+            pulled += pull
+        g_positives[i] -= pulled
+        loss += mean * total
+    return loss
+
+
+@inline
 def list_loss(s, loss, buffers, g):
-    """Return hinge, DRM, MSE and softmax of a list with scores s [n]; write the gradient of the total loss to g [n]."""
+    """Return the parts of the loss of a list with scores s [n], in the order of LOSSES; write the gradient to g [n]."""
     rho = loss.rho
     if not all_finite(s):  # one bad score makes the whole list NaN, so that it is noticed
         g[:] = NAN
@@ -220,12 +270,18 @@ def list_loss(s, loss, buffers, g):
             NAN if loss.drm else f32(0),
             NAN if loss.mse else f32(0),
             NAN if loss.softmax else f32(0),
+            NAN if loss.psl else f32(0),
+            NAN if loss.bpr else f32(0),
         )
     g[:] = f32(0)
     hinge = hinge_loss(s[:rho], s[rho:], loss.margin, loss.phi, g[:rho], g[rho:]) if loss.hinge else f32(0)
     drm = drm_loss(s, loss, buffers, g) if loss.drm else f32(0)
     mse = mse_loss(s, rho, g) if loss.mse else f32(0)
-    softmax = f32(0)
+    softmax, psl, bpr = f32(0), f32(0), f32(0)
     if loss.softmax:
         softmax = softmax_loss(s[:rho], s[rho:], loss.temperature, buffers.q, g[:rho], g[rho:])
-    return hinge, drm, mse, softmax
+    if loss.psl:
+        psl = psl_loss(s[:rho], s[rho:], loss.psl_scale, loss.temperature, buffers.q, g[:rho], g[rho:])
+    if loss.bpr:
+        bpr = bpr_loss(s[:rho], s[rho:], loss.temperature, g[:rho], g[rho:])
+    return hinge, drm, mse, softmax, psl, bpr

@@ -25,6 +25,7 @@ from drm_triton.kernels.gpu.options import register_limit
 from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, nan_or_zero, soft_topk, soft_topk_gradient
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import list_weights, rank_weights
+from drm_triton.names import LOSSES
 
 
 def gradients_sizes(n: int, d: int, k: int) -> dict[str, int]:
@@ -129,14 +130,53 @@ def _softmax(s, offs_n, live, rho, temperature):
 
 
 @triton.jit
+def _psl(s, offs_n, live, rho, scale, temperature):
+    """Return sum_i log(1 + sum_j r_ij^(1 / temperature)), r_ij = max(0, 1 + scale (s_j - s_i)), and its gradient."""
+    negative = live & (offs_n >= rho)
+    highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
+    loss, g = tl.sum(tl.zeros_like(s), axis=0), tl.zeros_like(s)
+    for i in range(rho):
+        positive = tl.sum(tl.where(offs_n == i, s, 0.0), axis=0)
+        r = tl.where(negative, tl.maximum(1 + scale * (s - positive), 0.0), 0.0)
+        top = 1 + scale * (highest - positive)  # the largest r_ij
+        some = top > 0
+        top = tl.where(some, top, 1.0)
+        e = tl.where(r > 0, tl.exp(tl.log(tl.where(r > 0, r, 1.0) / top) / temperature), 0.0)
+        total = tl.where(some, tl.sum(e, axis=0), 1.0)
+        x = tl.log(top) / temperature + tl.log(total)
+        rest = tl.exp(-tl.abs(x))
+        loss += tl.where(some, tl.maximum(x, 0.0) + _log1p(rest), 0.0)
+        share = tl.where(x > 0, 1.0, rest) / (1 + rest)
+        pull = scale / temperature * share / total * tl.where(r > 0, e / tl.where(r > 0, r, 1.0), 0.0)
+        g += pull - tl.where(offs_n == i, tl.sum(pull, axis=0), 0.0)
+    return loss, g
+
+
+@triton.jit
+def _bpr(s, offs_n, live, n, rho, temperature):
+    """Return sum_i mean_j log(1 + exp((s_j - s_i) / temperature)) and its gradient to the scores."""
+    negative = live & (offs_n >= rho)
+    loss, g = tl.sum(tl.zeros_like(s), axis=0), tl.zeros_like(s)
+    for i in range(rho):
+        x = (s - tl.sum(tl.where(offs_n == i, s, 0.0), axis=0)) / temperature
+        rest = tl.exp(-tl.abs(x))
+        loss += tl.sum(tl.where(negative, tl.maximum(x, 0.0) + _log1p(rest), 0.0), axis=0) / (n - rho)
+        pull = tl.where(negative, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0) / (temperature * (n - rho))
+        g += pull - tl.where(offs_n == i, tl.sum(pull, axis=0), 0.0)
+    return loss, g
+
+
+@triton.jit
 def _finish(
-    row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature,
-    HINGE: tl.constexpr, MSE: tl.constexpr, SOFTMAX: tl.constexpr,
+    row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
+    HINGE: tl.constexpr, MSE: tl.constexpr, SOFTMAX: tl.constexpr, PSL: tl.constexpr, BPR: tl.constexpr,
 ):  # fmt: skip
     """Add the other losses to DRM and its gradient ds; store losses and g [BLOCK_N]. `nan` (NaN or 0) is added."""
     dtype: tl.constexpr = s.dtype
     lam = tl.full((), lam, dtype)
-    hinge, mse, softmax, g = tl.zeros((), dtype), tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + nan
+    hinge, mse, softmax = tl.zeros((), dtype), tl.zeros((), dtype), tl.zeros((), dtype)
+    psl, bpr, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + nan
+    temperature = tl.full((), temperature, dtype)
     if HINGE:
         hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
         hinge += nan
@@ -146,15 +186,25 @@ def _finish(
         mse = tl.sum(error * error, axis=0) / n + nan
         g += 2 * error / n
     if SOFTMAX:
-        softmax, step = _softmax(s, offs_n, live, rho, tl.full((), temperature, dtype))
+        softmax, step = _softmax(s, offs_n, live, rho, temperature)
         softmax += nan
+        g += step
+    if PSL:
+        psl, step = _psl(s, offs_n, live, rho, tl.full((), psl_scale, dtype), temperature)
+        psl += nan
+        g += step
+    if BPR:
+        bpr, step = _bpr(s, offs_n, live, n, rho, temperature)
+        bpr += nan
         g += step
     tl.store(g_ptr + row * n + offs_n, g, mask=live)
     tl.store(losses_ptr + row, hinge)
     tl.store(losses_ptr + B + row, drm)
     tl.store(losses_ptr + 2 * B + row, mse)
     tl.store(losses_ptr + 3 * B + row, softmax)
-    tl.store(losses_ptr + 4 * B + row, hinge + lam * drm + mse + softmax)
+    tl.store(losses_ptr + 4 * B + row, psl)
+    tl.store(losses_ptr + 5 * B + row, bpr)
+    tl.store(losses_ptr + 6 * B + row, hinge + lam * drm + mse + softmax + psl + bpr)
     return g
 
 
@@ -166,7 +216,7 @@ def _gradients_kernel(
     items_ptr,  # int32 [B, n]
     w_ptr,  # [K]: rank weights, the same for every list (under AP: see `rank_weight`)
     s_ptr,  # [B, n], out
-    losses_ptr,  # [5, B], out: hinge, drm, mse, softmax, loss
+    losses_ptr,  # [7, B], out: the parts in the order of LOSSES, loss
     g_ptr,  # [B, n], out
     user_grad_ptr,  # [B, d], out
     B: tl.int64,
@@ -181,11 +231,14 @@ def _gradients_kernel(
     margin: tl.float64,
     ratio: tl.float64,
     temperature: tl.float64,
+    psl_scale: tl.float64,
     L2: tl.constexpr,
     HINGE: tl.constexpr,
     DRM: tl.constexpr,
     MSE: tl.constexpr,
     SOFTMAX: tl.constexpr,
+    PSL: tl.constexpr,
+    BPR: tl.constexpr,
     AP: tl.constexpr,
     RESIDENT: tl.constexpr,  # d <= BLOCK_D: the V tile is loaded once
     BLOCK_N: tl.constexpr,
@@ -226,8 +279,8 @@ def _gradients_kernel(
         drm = tl.sum(r * r, axis=0) + nan
         ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, positive_ranks, AP, BLOCK_K)
     g = _finish(
-        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature,
-        HINGE, MSE, SOFTMAX,
+        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
+        HINGE, MSE, SOFTMAX, PSL, BPR,
     )  # fmt: skip
 
     out = user_grad_ptr + row * d
@@ -273,7 +326,7 @@ def _scores_kernel(
 def _finish_kernel(
     s_ptr,  # [B, n]
     drm_ptr,  # [B]
-    losses_ptr,  # [5, B], out
+    losses_ptr,  # [7, B], out
     g_ptr,  # [B, n], in place: gradient of drm, then of the loss
     B: tl.int64,
     n: tl.int32,
@@ -282,9 +335,12 @@ def _finish_kernel(
     margin: tl.float64,
     ratio: tl.float64,
     temperature: tl.float64,
+    psl_scale: tl.float64,
     HINGE: tl.constexpr,
     MSE: tl.constexpr,
     SOFTMAX: tl.constexpr,
+    PSL: tl.constexpr,
+    BPR: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Compute hinge, mse and loss of one long list."""
@@ -296,8 +352,8 @@ def _finish_kernel(
     drm = tl.load(drm_ptr + row)
     nan = nan_or_zero(s, live)
     _finish(
-        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature,
-        HINGE, MSE, SOFTMAX,
+        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
+        HINGE, MSE, SOFTMAX, PSL, BPR,
     )  # fmt: skip
 
 
@@ -341,7 +397,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     check_lists(U, V, batch, objective, values=U.device.type == "cpu")
     U, V, users, items = U.contiguous(), V.contiguous(), batch.users.contiguous(), batch.items.contiguous()
     (B, n), d = items.shape, U.shape[1]
-    s, losses, user_grad = U.new_empty(B, n), U.new_empty(5, B), U.new_empty(B, d)
+    s, losses, user_grad = U.new_empty(B, n), U.new_empty(len(LOSSES) + 1, B), U.new_empty(B, d)
     shapes = {"n_users": len(U), "n_items": len(V), "n": n, "d": d}
     loss_options = {
         "B": B,
@@ -352,7 +408,10 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         "HINGE": objective.hinge,
         "MSE": objective.mse,
         "temperature": objective.temperature,
+        "psl_scale": objective.psl_scale,
         "SOFTMAX": objective.softmax,
+        "PSL": objective.psl,
+        "BPR": objective.bpr,
     }
     L2 = objective.score == "l2"
     if B == 0:
@@ -381,5 +440,4 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         _user_gradient_kernel[(B * tiles_of_d,)](
             U, V, users, items, g, user_grad, tiles=tiles_of_d, L2=L2, **shapes, **LONG_SIZES, enable_fp_fusion=True
         )
-    hinge, drm, mse, softmax, loss = losses
-    return ListGradients(s, hinge, drm, mse, softmax, loss, g, user_grad)
+    return ListGradients._make([s, *losses, g, user_grad])

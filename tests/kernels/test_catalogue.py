@@ -109,7 +109,7 @@ def test_a_bad_factor_shows(backend: Backend) -> None:
 def test_every_user_once_in_an_order_of_the_epoch() -> None:
     indptr = torch.tensor([0, 2, 2, 3, 6, 7])  # user 1 has no item, user 3 all of them
     indices = torch.tensor([0, 2, 1, 0, 1, 2, 2], dtype=torch.int32)
-    plan = CataloguePlan(indptr, indices, 3, seed=5)
+    plan = CataloguePlan(indptr, indices, 3, seed=5, pool=3)
     assert plan.n_lists == 3
     orders = [plan.order(epoch).tolist() for epoch in range(20)]
     assert all(sorted(order) == [0, 2, 4] for order in orders)
@@ -131,4 +131,4 @@ def test_bad_arguments() -> None:
     with pytest.raises(InputError, match="indices of batch"):
         catalogue.catalogue_gradients(U, V[:5], batch, objective())
     with pytest.raises(InputError, match="no user has both a positive and a negative"):
-        CataloguePlan(torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32), 1, seed=0)
+        CataloguePlan(torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32), 1, seed=0, pool=1)

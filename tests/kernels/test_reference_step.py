@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drm_triton.kernels import reference
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective
-from drm_triton.names import Score, Weight
+from drm_triton.names import LOSSES, Score, Weight
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 TEN_STEPS = {"rtol": 1e-8, "atol": 1e-10}  # rounding grows from step to step
@@ -71,28 +71,36 @@ def test_losses_follow_their_definitions(weight: Weight, k: int | None) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("weight", ["uniform", "precision", "recall", "ndcg", "ap"])
 @pytest.mark.parametrize(
-    "parts", [(1, 1, 1, 1), (1, 1, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 1, 1, 0), (0, 0, 0, 1)]
+    "parts", [LOSSES, ("hinge", "drm"), ("mse", "drm"), *((part,) for part in LOSSES)], ids="+".join
 )
-def test_gradients_equal_autograd(score: Score, weight: Weight, parts: tuple[int, int, int, int]) -> None:
-    hinge, drm, mse, softmax = map(bool, parts)
-    objective = Objective(
-        rho=2, score=score, k=3, tau=0.5, lam=0.7, weight=weight, margin=0.8, hinge=hinge, drm=drm, mse=mse,
-        softmax=softmax, temperature=0.3,
-    )  # fmt: skip
+def test_gradients_equal_autograd(score: Score, weight: Weight, parts: tuple[str, ...]) -> None:
+    on = {part: part in parts for part in LOSSES}
+    objective = Objective(rho=2, score=score, k=3, tau=0.5, lam=0.7, weight=weight, margin=0.8, temperature=0.3, **on)
     U, V, users, items = random_step()
     result = reference.list_gradients(U, V, ListBatch(users, items), objective)
 
     rows = U[users.long()].requires_grad_()  # one row per list, so that each list's gradient stands alone
     s = reference.list_scores(rows, V, torch.arange(len(users)), items, score)
     s.retain_grad()
-    hinge_loss, drm_loss, mse_loss, softmax_loss = reference.list_losses(s, len(V), objective)
-    loss = hinge_loss + objective.lam * drm_loss + mse_loss + softmax_loss
+    loss = objective.total(*reference.list_losses(s, len(V), objective))
     loss.sum().backward()
     torch.testing.assert_close(result.loss, loss.detach(), **EXACT)
     torch.testing.assert_close(result.g, s.grad, **EXACT)
     torch.testing.assert_close(result.user_grad, rows.grad, **EXACT)
-    for part, values in (("hinge", result.hinge), ("drm", result.drm), ("mse", result.mse)):
-        assert (values != 0).any() == getattr(objective, part)
+    for part in LOSSES:
+        assert (getattr(result, part) != 0).any() == on[part]
+
+
+def test_pair_losses_follow_their_definitions() -> None:
+    objective = Objective(2, hinge=False, drm=False, psl=True, bpr=True, temperature=0.4)
+    U, V, users, items = random_step()
+    result = reference.list_gradients(U, V, ListBatch(users, items), objective)
+    for s, psl, bpr in zip(result.scores.tolist(), result.psl.tolist(), result.bpr.tolist(), strict=True):
+        pairs = [[(negative - positive) for negative in s[2:]] for positive in s[:2]]
+        powers = [sum(max(0, 1 + d / 2) ** (1 / 0.4) for d in row) for row in pairs]
+        assert psl == pytest.approx(sum(math.log(1 + power) for power in powers), rel=1e-12)
+        means = [sum(math.log(1 + math.exp(d / 0.4)) for d in row) / len(row) for row in pairs]
+        assert bpr == pytest.approx(sum(means), rel=1e-12)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -145,7 +153,7 @@ def apply_step(
     batch = ListBatch(users, items)
     gradients = reference.list_gradients(U, V, batch, objective)
     item_terms = GradientTerms.of_items(batch, gradients.g, U.clone())
-    reference.update_rows(U, state_U, GradientTerms.of_users(users, gradients.user_grad), lr, "dot")
+    reference.update_rows(U, state_U, GradientTerms.of_rows(users, gradients.user_grad), lr, "dot")
     reference.update_rows(V, state_V, item_terms, lr, objective.score)
 
 
@@ -209,7 +217,7 @@ def test_batch_of_one_is_the_printed_algorithm(score: Score) -> None:
 
 def test_rows_inside_the_ball_are_not_pushed_to_the_sphere() -> None:
     table, state = torch.full((1, 2), 0.1), torch.zeros(1, 2)
-    terms = GradientTerms.of_users(torch.zeros(1, dtype=torch.int32), torch.tensor([[1.0, -2.0]]))
+    terms = GradientTerms.of_rows(torch.zeros(1, dtype=torch.int32), torch.tensor([[1.0, -2.0]]))
     reference.update_rows(table, state, terms, 0.01, "dot")
     torch.testing.assert_close(table, torch.tensor([[0.09, 0.11]]))
     assert state.tolist() == [[1.0, 4.0]]

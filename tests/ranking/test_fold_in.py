@@ -90,7 +90,9 @@ def test_fold_in_lowers_the_loss_of_training(model: DRM, liked_items: LikedItems
             plan = fold_in._plan(matrix.row(user), model.item_factors, config)
             items = backend.sample_lists(plan, 0, 0, plan.n_lists).items
             batch = ListBatch(torch.full((len(items),), user, dtype=torch.int32), items)
-            total += float(backend.list_gradients(U, model.item_factors, batch, objective_of(config)).loss.mean())
+            total += float(
+                backend.list_gradients(U, model.item_factors, batch, objective_of(config, matrix.shape[1])).loss.mean()
+            )
         return total
 
     start = fold_in.mean_direction(model.item_factors, matrix)

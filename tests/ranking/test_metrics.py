@@ -94,7 +94,7 @@ def real_rankings(raw: Path, out: Path) -> Rankings:
     data = prepare(find_source("ml-100k"), [raw], out)
     model = DRM(factors=16, epochs=4, eval_every=0).fit(data)
     seen = data.train.union(data.valid)
-    ranker = factor_ranker(model.backend()[0], model.user_factors, model.item_factors, model.config.score)
+    ranker = factor_ranker(model.backend()[0], model.user_factors, model.item_factors, model.config.score_in_force)
     measured = evaluate(ranker, seen, data.test, CUT_OFFS)
     users = measured.per_user["user"].to_numpy()
     ranked = ranker(users, seen.take(users), max(CUT_OFFS)).tolist()

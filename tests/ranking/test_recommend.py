@@ -21,7 +21,7 @@ N_ITEMS = 90
 
 def scores_of(model: DRM, vectors: torch.Tensor) -> torch.Tensor:
     """Compute all scores by plain torch: [m, N]."""
-    if model.config.score == "dot":
+    if model.config.score_in_force == "dot":
         return vectors @ model.item_factors.T
     return -torch.cdist(vectors.double(), model.item_factors.double()).square().float()
 
@@ -190,7 +190,7 @@ def test_recommendations_from_histories(model: DRM, liked_items: LikedItems) -> 
     assert frame["user"].to_list() == ["zoe"] * 6 + ["yan"] * 6
     assert not set(frame.filter(user="zoe")["item"]) & set(history)
     assert not set(frame.filter(user="yan")["item"]) & set(history[:3])
-    index = TopKIndex(get_backend(), model.item_factors, model.config.score)
+    index = TopKIndex(get_backend(), model.item_factors, model.config.score_in_force)
     items, _ = index.search(model.fold_in([history]), N_ITEMS)
     order = [i for i in model.interactions.item_ids[items[0]] if i not in history]
     assert frame.filter(user="zoe")["item"].to_list() == order[:6]
@@ -232,7 +232,7 @@ def test_similar_is_cosine_or_distance_and_never_itself(model: DRM, kind: str) -
     assert frame.columns == [kind, "rank", "similar", "score"]
     assert (frame[kind] != frame["similar"]).all()
     vectors = table.double()
-    if model.config.score == "dot":
+    if model.config.score_in_force == "dot":
         vectors = torch.nn.functional.normalize(vectors)
         scores = vectors @ vectors.T
     else:

@@ -35,7 +35,7 @@ def test_the_gradient_of_many_rows_survives_the_step(form: CovForm) -> None:
     """It is of size 1/T beside rows of size 1: a step that mixed the two would lose it to rounding."""
     generator = torch.Generator().manual_seed(0)
     U, V = (torch.randn(n, 16, generator=generator) / 4 for n in (20_000, 30_000))
-    nothing = GradientTerms.of_users(torch.zeros(0, dtype=torch.int32), torch.zeros(0, 16))
+    nothing = GradientTerms.of_rows(torch.zeros(0, dtype=torch.int32), torch.zeros(0, 16))
     dense = covariance_gradient(U, V, form)[1]
     table = V.clone()
     get_backend("cpu").update_rows(table, torch.full_like(V, 1e6), nothing, 1e9, "l2", dense)

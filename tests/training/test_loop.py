@@ -171,12 +171,14 @@ def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) 
     items = torch.arange(3 * 48, dtype=torch.int32).reshape(3, 48) % 40
     U, V = (table.double().requires_grad_() for table in (state.U.clone(), state.V.clone()))
     hinge, drm, *_ = reference.list_losses(
-        reference.list_scores(U, V, users, items, "dot"), fit.shape[1], objective_of(config)
+        reference.list_scores(U, V, users, items, "dot"), fit.shape[1], objective_of(config, fit.shape[1])
     )
     (hinge + config.lam * drm).sum().backward()
     for table in (U, V):
         torch.optim.Adagrad([table], lr=config.lr).step()
-    train_step(state, ListBatch(users, items), config, objective_of(config), get_backend("cpu"), config.lr)
+    train_step(
+        state, ListBatch(users, items), config, objective_of(config, fit.shape[1]), get_backend("cpu"), config.lr
+    )
     for ours, theirs in ((state.U, U), (state.V, V)):
         expected = theirs.detach() / theirs.detach().norm(dim=1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(ours.double(), expected, atol=2e-5, rtol=0)

@@ -14,7 +14,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.protocol import ListBatch, Objective
-from drm_triton.names import Score, Weight
+from drm_triton.names import LOSSES, Score, Weight
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -31,7 +31,7 @@ def assert_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objectiv
     # that by up to 4 K / tau: nothing of size n is left in the logits of the first K ranks.
     n, size = batch.items.shape[1], want.scores.abs().max().item()
     logits = 4 * objective.K * size / objective.tau if objective.drm else 0
-    logits += size / objective.temperature if objective.softmax else 0
+    logits += size / objective.temperature if objective.softmax or objective.psl or objective.bpr else 0
     error = 4 * EPS * (n**0.5 + logits)
     for name, x, y in zip(got._fields, got, want, strict=True):
         bound = (8 * EPS if name == "scores" else error) * max(y.abs().max().item(), EPS)
@@ -71,21 +71,38 @@ def test_every_temperature_and_size(tau: float, scale: float) -> None:
     assert_gradients(*random_lists(4, 30, 32, 16, scale), Objective(2, tau=tau))
 
 
-@pytest.mark.parametrize("parts", [parts for parts in product((False, True), repeat=4) if any(parts)])
-def test_each_loss_can_be_switched_off(parts: tuple[bool, bool, bool, bool]) -> None:
-    hinge, drm, mse, softmax = parts
+@pytest.mark.parametrize("parts", [parts for parts in product((False, True), repeat=len(LOSSES)) if any(parts)])
+def test_each_loss_can_be_switched_off(parts: tuple[bool, ...]) -> None:
     U, V, batch = random_lists(5, 20, 20, 8)
-    objective = Objective(4, hinge=hinge, drm=drm, mse=mse, lam=2.5, margin=0.5, softmax=softmax)
+    on = dict(zip(LOSSES, parts, strict=True))
+    objective = Objective(4, lam=2.5, margin=0.5, temperature=0.5, **on)
     assert_gradients(U, V, batch, objective)
     got = cpu.list_gradients(U, V, batch, objective)
-    assert tuple(bool(x.any()) for x in (got.hinge, got.drm, got.mse, got.softmax)) == parts
+    assert {part: bool(getattr(got, part).any()) for part in LOSSES} == on
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.15, 1.0, 100.0])
 @pytest.mark.parametrize("rho", [1, 7])
-def test_softmax_at_every_temperature(temperature: float, rho: int) -> None:
-    objective = Objective(rho, hinge=False, drm=False, softmax=True, temperature=temperature)
+@pytest.mark.parametrize("part", ["softmax", "bpr"])
+def test_pair_losses_at_every_temperature(part: str, temperature: float, rho: int) -> None:
+    objective = Objective(rho, temperature=temperature, **{name: name == part for name in LOSSES})
     assert_gradients(*random_lists(5, 20, 48, 16), objective)
+
+
+@pytest.mark.parametrize("temperature", [0.02, 0.1, 1.0])
+@pytest.mark.parametrize("score", get_args(Score))
+def test_psl(score: Score, temperature: float) -> None:
+    """Scores of rows in the unit ball, and larger ones: the best negative of some lists is then below the relu."""
+    objective = Objective(3, score, hinge=False, drm=False, psl=True, temperature=temperature)
+    for scale in (0.1, 1.0):
+        assert_gradients(*random_lists(5, 20, 48, 16, scale), objective)
+
+
+def test_psl_of_a_list_without_a_pair_above_the_relu() -> None:
+    U, V = torch.ones(1, 1), torch.tensor([[3.0], [-3.0], [-4.0]])
+    batch = ListBatch(torch.zeros(1, dtype=torch.int32), torch.tensor([[0, 1, 2]], dtype=torch.int32))
+    got = cpu.list_gradients(U, V, batch, Objective(1, hinge=False, drm=False, psl=True))
+    assert (got.psl.item(), got.g.tolist()) == (0.0, [[0.0, 0.0, 0.0]])
 
 
 @pytest.mark.parametrize("weight", get_args(Weight))
@@ -103,7 +120,7 @@ def test_one_list_and_none() -> None:
     U, V, batch = random_lists(7, 1, 48, 64)
     assert_gradients(U, V, batch, Objective(3))
     got = cpu.list_gradients(U, V, ListBatch(batch.users[:0], batch.items[:0]), Objective(3))
-    assert [tuple(x.shape) for x in got] == [(0, 48), *5 * [(0,)], (0, 48), (0, 64)]
+    assert [tuple(x.shape) for x in got] == [(0, 48), *(len(LOSSES) + 1) * [(0,)], (0, 48), (0, 64)]
 
 
 def test_arguments_need_not_be_contiguous() -> None:

@@ -38,7 +38,7 @@ def test_fifty_steps(score: Score, share: int) -> None:
             batch = backend.sample_lists(plan, step // 10, start, start + B)
             x = backend.list_gradients(U, V, batch, objective)
             backend.update_rows(V, V_state, GradientTerms.of_items(batch, x.g, U), 0.1, score)
-            backend.update_rows(U, U_state, GradientTerms.of_users(batch.users, x.user_grad), 0.1, "dot")
+            backend.update_rows(U, U_state, GradientTerms.of_rows(batch.users, x.user_grad), 0.1, "dot")
             losses.append(x.loss.sum())
         runs.append((U.double(), V.double(), torch.stack(losses).double()))
     for got, rounded, want in zip(*runs, strict=True):

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import gradients
 from drm_triton.kernels.protocol import ListBatch, Objective
-from drm_triton.names import Score
+from drm_triton.names import LOSSES, Score
 from tests.kernels.gpu.conftest import DEVICE, assert_close, factors, generator, int32, tolerance
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -40,6 +40,8 @@ CASES = [
     (500, 16, Objective(3, "dot", k=10, tau=10.0, weight="recall")),
     (20, 16, Objective(3, "cosine", hinge=False, drm=False, softmax=True, temperature=0.3)),
     (300, 16, Objective(2, "l2", softmax=True, mse=True)),
+    (20, 16, Objective(3, "dot", hinge=False, drm=False, psl=True, temperature=0.3)),
+    (300, 16, Objective(2, "l2", hinge=False, drm=False, psl=True, bpr=True, temperature=0.3)),
 ]
 
 
@@ -53,7 +55,7 @@ def check_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objectiv
     n = items.shape[1]
     spread = (expected.scores.amax() - expected.scores.amin()).item()
     allowed = tolerance(torch.float32, n, objective.K, spread + 1, objective.tau)
-    for name in ("scores", "hinge", "drm", "mse", "softmax", "loss"):
+    for name in ("scores", *LOSSES, "loss"):
         right = getattr(expected, name)
         assert_close(getattr(result, name), right, allowed, name, max(1.0, right.abs().max().item()))
     w = float(objective.K) if objective.weight == "uniform" else 1.0

@@ -293,7 +293,7 @@ def train_step(
     batch = backend.sample_lists(plan, epoch, start, start + 4)
     result = backend.list_gradients(U, V, batch, objective)
     backend.update_rows(V, V_state, GradientTerms.of_items(batch, result.g, U), 0.05, objective.score)
-    backend.update_rows(U, U_state, GradientTerms.of_users(batch.users, result.user_grad), 0.05, "dot")
+    backend.update_rows(U, U_state, GradientTerms.of_rows(batch.users, result.user_grad), 0.05, "dot")
 
 
 def test_offsets_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
