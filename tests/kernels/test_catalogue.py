@@ -11,7 +11,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import catalogue
 from drm_triton.kernels.catalogue import USERS, CataloguePlan, user_blocks
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.kernels.protocol import Backend, CatalogueBatch, Objective
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, Objective, Pool
 from drm_triton.names import Score
 
 
@@ -23,8 +23,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return kernels.get_backend(request.param)
 
 
-def objective(score: Score = "dot", temperature: float = 0.3) -> Objective:
-    return Objective(1, score, hinge=False, drm=False, softmax=True, temperature=temperature)
+def objective(score: Score = "dot", temperature: float = 0.3, at_k: bool = False) -> Objective:
+    return Objective(1, score, k=3, tau=0.4, hinge=False, drm=False, softmax=True, temperature=temperature, at_k=at_k)
 
 
 def case(seed: int, B: int, M: int, N: int, d: int) -> tuple[Tensor, Tensor, CatalogueBatch]:
@@ -45,8 +45,15 @@ def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
     for b, user in enumerate(batch.users.tolist()):
         items = batch.indices[batch.indptr[b] : batch.indptr[b + 1]].tolist()
         s = -(U[user] - V).square().sum(1) if objective.score == "l2" else V @ U[user]
-        others = torch.tensor([j for j in range(len(V)) if j not in items])
-        terms = [torch.log1p(((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items]
+        last, ratio = (len(V), 1.0) if batch.pool is None else (batch.pool.n_negatives, batch.pool.ratio)
+        others = torch.tensor([j for j in range(last) if j not in items], dtype=torch.int64)
+        weights = torch.ones(len(V))
+        if objective.at_k:
+            beta = s.detach().sort(descending=True).values[min(objective.K, len(V)) - 1]
+            weights = 1 / (1 + ((beta - s.detach()) / objective.tau).exp())
+        terms = [
+            weights[i] * torch.log1p(ratio * ((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items
+        ]
         losses.append(torch.stack(terms).sum() / len(items) ** 0.5)
     loss = torch.stack(losses)
     dU, dV = torch.autograd.grad(loss.sum(), (U, V))
@@ -60,6 +67,33 @@ def test_losses_and_gradients(backend: Backend, score: Score, B: int, N: int, d:
     got = backend.catalogue_gradients(U, V, batch, objective(score))
     for x, want in zip(got, definition(U, V, batch, objective(score)), strict=True):
         torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+def test_positives_weighted_by_their_place_in_the_top_k(backend: Backend, score: Score) -> None:
+    U, V, batch = case(8, 20, 22, 40, 16)
+    got = backend.catalogue_gradients(U, V, batch, objective(score, at_k=True))
+    for x, want in zip(got, definition(U, V, batch, objective(score, at_k=True)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize("n_negatives", [1, 12, 40])
+def test_a_pool_stands_for_the_catalogue(backend: Backend, score: Score, n_negatives: int) -> None:
+    U, V, batch = case(9, 20, 22, 40, 16)
+    pool = Pool(torch.arange(40, dtype=torch.int32), n_negatives, 7.5)
+    got = backend.catalogue_gradients(U, V, batch._replace(pool=pool), objective(score))
+    for x, want in zip(got, definition(U, V, batch._replace(pool=pool), objective(score)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * max(want.abs().max().item(), 1e-3))
+
+
+def test_a_user_who_has_the_whole_pool_learns_nothing(backend: Backend) -> None:
+    U, V = torch.randn(1, 4), torch.randn(5, 4)
+    pool = Pool(torch.arange(5, dtype=torch.int32), 2, 3.0)
+    batch = CatalogueBatch(
+        torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3]), torch.tensor([0, 1, 4], dtype=torch.int32), pool
+    )
+    assert not any(x.any() for x in backend.catalogue_gradients(U, V, batch, objective()))
 
 
 @pytest.mark.parametrize("temperature", [0.01, 100.0])
@@ -122,10 +156,49 @@ def test_every_user_once_in_an_order_of_the_epoch() -> None:
         assert row.tolist() == indices[indptr[user] : indptr[user + 1]].tolist()
 
 
+def test_a_plan_draws_a_pool_for_each_step() -> None:
+    degrees = torch.tensor([3, 0, 10, 1])
+    rows = [torch.randperm(50)[:n].sort().values for n in degrees.tolist()]
+    indptr, indices = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)]), torch.cat(rows).int()
+    plan = CataloguePlan(indptr, indices, 50, seed=1, pool=20)
+    pools = []
+    for epoch in range(3):
+        for start in range(2):
+            batch = plan.batch(epoch, start, start + 2)
+            assert batch.pool is not None
+            items, drawn = batch.pool.items, batch.pool.items[:20]
+            assert (batch.pool.n_negatives, batch.pool.ratio) == (20, 2.5)
+            assert len(items.unique()) == len(items)
+            for b, user in enumerate(batch.users.tolist()):
+                columns = batch.indices[batch.indptr[b] : batch.indptr[b + 1]]
+                assert (columns.diff() > 0).all()
+                assert items[columns.long()].sort().values.tolist() == rows[user].tolist()
+            positives = torch.cat([rows[user] for user in batch.users.tolist()])
+            assert set(items[20:].tolist()) == set(positives.tolist()) - set(drawn.tolist())
+            pools.append(tuple(drawn.tolist()))
+    assert len(set(pools)) == len(pools)
+    again = plan.batch(2, 1, 3).pool  # a resumed run draws the same
+    assert again is not None
+    assert tuple(again.items[:20].tolist()) == pools[-1]
+
+
+def test_every_item_is_drawn_equally_often() -> None:
+    plan = CataloguePlan(torch.tensor([0, 1, 2]), torch.tensor([0, 1], dtype=torch.int32), 40, seed=3, pool=10)
+    counts = torch.zeros(40)
+    for epoch in range(2000):
+        pool = plan.batch(epoch, 0, 2).pool
+        assert pool is not None
+        counts[pool.items[:10].long()] += 1
+    assert (counts - 500).abs().max() < 6 * (500 * 0.75) ** 0.5
+
+
 def test_bad_arguments() -> None:
     U, V, batch = case(3, 4, 6, 20, 4)
     with pytest.raises(InputError, match="the objective must be softmax alone"):
         catalogue.catalogue_gradients(U, V, batch, Objective(1, softmax=True))
+    pool = Pool(torch.arange(9, dtype=torch.int32), 5, 2.0)
+    with pytest.raises(InputError, match="V must hold the 9 items of the pool, got 20 rows"):
+        catalogue.catalogue_gradients(U, V, batch._replace(pool=pool), objective())
     with pytest.raises(InputError, match="users must be in"):
         catalogue.catalogue_gradients(U[:2], V, batch, objective())
     with pytest.raises(InputError, match="indices of batch"):
