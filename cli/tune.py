@@ -10,19 +10,19 @@ import typer
 
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter
-from drm_triton.cli.options import config_options, given, option
+from drm_triton.cli.options import FIELDS, config_options, given, option
 from drm_triton.cli.train import FILES
-from drm_triton.config import SPACE, TrainConfig, overridden, read_toml
-from drm_triton.options import ALIASES
+from drm_triton.config import TrainConfig, overridden, read_toml, search_space
+from drm_triton.options import declaration
 
 if TYPE_CHECKING:
     from drm_triton.training.tune import Study
 
 SEARCH, FIXED = "Search", "Fixed options, not searched"
-SEARCHED = tuple(ALIASES.get(name, name) for name in SPACE)  # unless given
+SEARCHED = tuple(name for name, field in FIELDS.items() if declaration(field).search)  # unless given
 
 
-@config_options("backend", "threads", panel=FIXED)
+@config_options("objective", "backend", "threads", panel=FIXED)
 @config_options(*SEARCHED, panel=FIXED, show_defaults=False)
 def tune(
     dataset: Annotated[
@@ -66,7 +66,7 @@ def tune(
 
       drm-triton tune --dataset melon
 
-      drm-triton tune -d melon --score l2 --trials 40 --study studies/l2
+      drm-triton tune -d melon --objective hinge+drm --trials 40 --study studies/drm
 
       drm-triton train -d melon --config studies/melon/best.toml
     """
@@ -80,12 +80,12 @@ def tune(
     check_seconds(seconds)
     flags = given({"monitor": monitor, "seed": seed, **options})
     if config is None:
-        TrainConfig.from_mapping(flags)  # here, so that an error of a flag does not name the file of the space
+        base = TrainConfig.from_mapping(flags)  # here, so that an error of a flag does not name the file of the space
         fixed = flags
     else:
-        TrainConfig.from_toml(config, flags)
+        base = TrainConfig.from_toml(config, flags)
         fixed = overridden(read_toml(config), flags)
-    searched = checked_space(read_toml(space) if space else SPACE, fixed, space or "")
+    searched = checked_space(read_toml(space) if space else search_space(base), fixed, space or "")
     place = find_dataset(dataset)
     data = Dataset.load(place)
     found = Study(study or Path("studies") / place.absolute().name, data, searched, fixed)

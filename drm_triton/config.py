@@ -69,6 +69,7 @@ class TrainConfig:
         MODEL,
         paper=("dot", "l2"),
         unset="dot with hinge, drm and mse in `objective`, cosine otherwise",
+        search=("dot", "l2"),
     )
     factors: int = option(
         64,
@@ -167,7 +168,7 @@ class TrainConfig:
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
-        unset="1.4 N^(-1/4) in a catalogue of N items",
+        unset="1.3 N^(-1/4) in a catalogue of N items",
         search=(0.07, 0.1, 0.14, 0.2, 0.28),
     )
     cov: float = option(
@@ -194,7 +195,7 @@ class TrainConfig:
         positive=True,
         most=MAX_FLOAT32,
         paper=("1e-4 to 0.1",),
-        search=(0.05, 0.1, 0.2),
+        search=(0.1, 0.2, 0.4),
     )
     schedule: Schedule = option(
         "linear", "Learning rate over the epochs: linear decrease to 0, or constant.", TRAINING, paper=("constant",)
@@ -288,9 +289,9 @@ class TrainConfig:
         Examples
         --------
         >>> TrainConfig().temperature_for(10_000)
-        0.14
+        0.13
         """
-        return 1.4 * n_items**-0.25 if self.temperature is None else self.temperature
+        return 1.3 * n_items**-0.25 if self.temperature is None else self.temperature
 
     def resolved(self) -> "TrainConfig":
         """Return the same configuration with the values in force in place of None, as a run records it.
@@ -333,6 +334,27 @@ class TrainConfig:
             if value != default and (name in ("rho", "objective") or value != getattr(defaults, name))
         }
 
+    def idle(self) -> set[str]:
+        """Return the options that do not change the training, whatever their values.
+
+        Examples
+        --------
+        >>> sorted(TrainConfig().idle())
+        ['cov_every', 'cov_form', 'eta', 'lam', 'margin', 'rho', 'share', 'tau', 'user_sampling', 'weight']
+        """
+        parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
+        top = "drm" in parts or self.objective == "softmax@k"
+        idle = {
+            **dict.fromkeys(("rho", "eta", "share", "user_sampling"), every),
+            "pool": not every,
+            **dict.fromkeys(("k", "tau"), not top),
+            **dict.fromkeys(("lam", "weight"), "drm" not in parts),
+            "margin": "hinge" not in parts,
+            "temperature": not parts & {"softmax", "psl", "bpr"},
+            **dict.fromkeys(("cov_every", "cov_form"), self.cov == 0),
+        }
+        return {name for name, is_idle in idle.items() if is_idle}
+
     def without_effect(self) -> list[str]:
         """Return the options that differ from the defaults and do not change the training.
 
@@ -340,29 +362,13 @@ class TrainConfig:
         --------
         >>> TrainConfig(tau=0.3).without_effect()
         ['tau']
-        >>> TrainConfig(objective="hinge+drm", weight="ndcg").without_effect()  # one rank has one weight
+        >>> TrainConfig(objective="hinge+drm", weight="ndcg").without_effect()
         ['weight']
         """
-        parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
         # The only rank of K = 1 has weight 1, but 1 / rho for recall, and 0 or 1 under ap.
-        of_one_rank = ("precision", "ndcg", *(("recall",) if self.rho == 1 else ()))
-        idle = {
-            "rho": every,
-            "eta": every,
-            "share": every,
-            "user_sampling": every,
-            "pool": not every,
-            "k": "drm" not in parts and self.objective != "softmax@k",
-            "tau": "drm" not in parts and self.objective != "softmax@k",
-            "lam": "drm" not in parts,
-            "weight": "drm" not in parts or (self.k_in_force == 1 and self.weight in of_one_rank),
-            "margin": "hinge" not in parts,
-            "temperature": not parts & {"softmax", "psl", "bpr"},
-            "cov_every": self.cov == 0,
-            "cov_form": self.cov == 0,
-        }
-        changed = self.changed()
-        return [name for name, is_idle in idle.items() if is_idle and name in changed]
+        one_weight = self.k_in_force == 1 and (self.rho == 1 or self.weight != "recall") and self.weight != "ap"
+        idle = self.idle() | ({"weight"} if one_weight else set())
+        return [name for name in self.changed() if name in idle]
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
@@ -447,12 +453,26 @@ class TrainOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(field.name for field in dataclasses.fields(TrainConfig))
-# The default search space of `tune`: option -> values, under the names in files.
-SPACE: dict[str, list[Any]] = {
-    FILE_NAMES.get(field.name, field.name): list(declaration(field).search)
-    for field in dataclasses.fields(TrainConfig)
-    if declaration(field).search
-}
+
+
+def search_space(config: TrainConfig) -> dict[str, list[Any]]:
+    """Return the default search space of `tune`: option -> values, under the names in files.
+
+    It has the options that matter for the objective of `config`.
+
+    Examples
+    --------
+    >>> list(search_space(TrainConfig()))
+    ['factors', 'temperature', 'lr', 'epochs']
+    >>> list(search_space(TrainConfig(objective="hinge+drm")))
+    ['score', 'factors', 'eta', 'tau', 'lambda', 'margin', 'lr', 'epochs']
+    """
+    idle = config.idle() | ({"score"} if "drm" not in config.objective and "hinge" not in config.objective else set())
+    return {
+        FILE_NAMES.get(field.name, field.name): list(declaration(field).search)
+        for field in dataclasses.fields(TrainConfig)
+        if declaration(field).search and field.name not in idle
+    }
 
 
 def check_names(values: Mapping[str, Any]) -> None:

@@ -136,7 +136,7 @@ class DRM:
         By how much a positive should score above a negative, in the hinge part.
     temperature : float, optional
         Temperature of the softmax, psl and bpr parts. Lower values put more weight on the hardest negatives. Default:
-        1.4 N^(-1/4) in a catalogue of N items.
+        1.3 N^(-1/4) in a catalogue of N items.
     cov : float, default 0.0
         Weight of the covariance regularisation. Needs `score` l2.
     cov_every : int, default 10

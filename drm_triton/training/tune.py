@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drm_triton import atomic
-from drm_triton.config import SPACE, TrainConfig, TrainOptions, in_file, overridden
+from drm_triton.config import TrainConfig, TrainOptions, in_file, overridden, search_space
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.model import DRM
@@ -64,7 +64,7 @@ def tune(
     study : directory of the study; an existing study is continued
     trials : total number of trials, with trial 0 (the defaults) and finished trials included
     seconds : start no trial after this time; None for no limit
-    space : option -> values to draw from; None for `SPACE`
+    space : option -> values to draw from; None for `search_space`, which depends on the objective
     reporter : shows a line for each trial
     **fixed : fields of TrainConfig with the same value in every trial; they are removed from the space. `monitor` is
         the metric to maximise. `seed` is the seed of the random points and of every training.
@@ -103,7 +103,7 @@ class Study:
     ) -> None:
         self.path, self.dataset = Path(path), dataset
         self.base = TrainConfig.from_mapping(fixed)
-        self.space = checked_space(SPACE if space is None else space, fixed)
+        self.space = checked_space(search_space(self.base) if space is None else space, fixed)
         if self.base.fit_on != "train":
             raise InputError(
                 f"tune: `fit_on` must be train, got {self.base.fit_on}: trials are evaluated on the validation part"
@@ -156,7 +156,7 @@ class Study:
             return
         with reporter.step("load the kernels (compiled at first use)"):
             # The time of a trial then includes compiling only for options that need another variant of a kernel.
-            warm_up(TrainConfig(), *DRM(self.base).backend())
+            warm_up(self.base, *DRM(self.base).backend())
         for number, point in self.remaining(trials, seconds):
             title = f"trial {number} ({number + 1}/{trials})"
             with reporter.step(title, self.config(point).epochs, "epochs") as step:

@@ -8,7 +8,6 @@ import pytest
 from drm_triton import TrainConfig
 from drm_triton.cli.messages import in_flags
 from drm_triton.cli.options import FLAGS
-from drm_triton.config import SPACE
 from drm_triton.options import FILE_NAMES, declaration, default_text
 from tests.conftest import call
 
@@ -25,5 +24,5 @@ def test_options_of_a_training_follow_from_their_declaration(command: str, monke
             assert re.search(
                 rf"{flag} .{{0,20}}{re.escape(help)}[^\[]*{re.escape(f'[{default_text(field)}]')}", text
             ), flag
-        elif FILE_NAMES.get(field.name, field.name) in (*SPACE, "backend", "threads"):
+        elif declaration(field).search or field.name in ("objective", "backend", "threads"):
             assert re.search(rf"{flag} .{{0,20}}{re.escape(declaration(field).help)}", text), flag

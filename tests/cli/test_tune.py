@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.config import SPACE
+from drm_triton.config import TrainConfig, search_space
 from drm_triton.training.tune import Study, tune
 from tests.conftest import call, run_python
 
@@ -28,11 +28,12 @@ def test_progress_on_stderr_and_a_table_whose_command_works(stored: Path, tmp_pa
     code, out, errors = call("tune", "-d", stored, "--study", study, *options)
     assert code == 0, errors
     assert "trained on train, to maximise valid/recall@50" in errors
-    assert "  lambda: 3.0, 10.0, 30.0\n" in errors
+    assert "  lr: 0.1, 0.2, 0.4\n" in errors
     progress = [line.split(":")[0] for line in errors.splitlines() if line.startswith("trial ")]
     assert progress == ["trial 0 (1/3)", "trial 1 (2/3)", "trial 2 (3/3)"]
     table = [line.split() for line in out.splitlines()]
-    assert table[0] == ["trial", "valid/recall@50", "epoch", "seconds", *sorted(SPACE.keys() - {"factors", "epochs"})]
+    searched = search_space(TrainConfig()).keys() - {"factors", "epochs"}
+    assert table[0] == ["trial", "valid/recall@50", "epoch", "seconds", *sorted(searched)]
     values = [float(row[1]) for row in table[1:4]]
     assert values == sorted(values, reverse=True)
     assert {row[0] for row in table[1:4]} == {"0", "1", "2"}
