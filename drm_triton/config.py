@@ -326,12 +326,14 @@ class TrainConfig:
         {'factors': 32}
         """
         # A model that was saved has explicit values in place of defaults that depend on other options.
-        defaults = TrainConfig(rho=self.rho, objective=self.objective).resolved()
-        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        usual = TrainConfig(objective=self.objective).negatives_in_force
+        decisive = {"rho": TrainConfig.rho, "objective": TrainConfig.objective, "negatives": usual}
+        defaults = TrainConfig(rho=self.rho, objective=self.objective, negatives=self.negatives).resolved()
+        values = dataclasses.asdict(self)
         return {
             name: value
-            for name, (value, default) in values.items()
-            if value != default and (name in ("rho", "objective") or value != getattr(defaults, name))
+            for name, value in values.items()
+            if value is not None and value != decisive.get(name, getattr(defaults, name))
         }
 
     def idle(self) -> set[str]:
@@ -340,7 +342,7 @@ class TrainConfig:
         Examples
         --------
         >>> sorted(TrainConfig().idle())
-        ['cov_every', 'cov_form', 'eta', 'lam', 'margin', 'rho', 'share', 'tau', 'user_sampling', 'weight']
+        ['cov_every', 'cov_form', 'eta', 'k', 'lam', 'margin', 'rho', 'share', 'tau', 'user_sampling', 'weight']
         """
         parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
         top = "drm" in parts or self.objective == "softmax@k"

@@ -17,6 +17,8 @@ from drm_triton.errors import InputError
 from drm_triton.options import checked, choices, declaration, options_page
 from tests.conftest import run_python
 
+SAMPLED = {"negatives": "sampled"}
+
 
 @given(
     st.fixed_dictionaries(
@@ -29,7 +31,7 @@ from tests.conftest import run_python
             "lambda": st.floats(0, 100),
             "lr": st.floats(1e-6, 1),
             "seed": st.integers(0, 2**63 - 1),
-            "objective": st.sampled_from(["hinge+drm", "hinge", "drm", "mse", "mse+drm"]),
+            "objective": st.sampled_from(["hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "psl+drm"]),
         },
     )
 )
@@ -70,7 +72,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"lr": 1e300}, "`lr` must be at most 3.4e+38, got 1e+300"),  # the kernels compute in float32
         ({"score": "hamming"}, "`score` must be one of dot, l2, cosine, got 'hamming'"),
         ({"objective": "drm+hinge"}, "`objective` must be one of hinge"),
-        ({"rho": 2, "eta": 3, "k": 6}, "`k` must be at most `rho` + `eta` = 5, got 6"),
+        ({"objective": "drm", "rho": 2, "eta": 3, "k": 6}, "`k` must be at most `rho` + `eta` = 5, got 6"),
         ({"cov": 1.0}, "`cov` (covariance regularisation) needs `score` l2"),
         ({"seed": -1}, "`seed` must be at least 0, got -1"),
         ({"seed": 2**63}, "`seed` must be at most 9223372036854775807, got 9223372036854775808"),
@@ -79,9 +81,20 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"monitor": "auc@10"}, "`monitor` must be a metric such as ndcg@10"),
         ({"monitor": "ndcg"}, "`monitor` must be a metric such as ndcg@10"),
         ({"monitor": "ndcg@1001"}, "cut-off from 1 to 1000), got 'ndcg@1001'"),
-        ({"batch_size": 100}, "`batch_size` 100 is not a multiple of `share` 32: use 96 or 128, or `share` 1"),
-        ({"batch_size": 16}, "`batch_size` 16 is not a multiple of `share` 32: use 32, or `share` 1"),
-        ({"share": 48}, "`batch_size` 2048 is not a multiple of `share` 48: use 2016 or 2064, or `share` 1"),
+        (
+            {"objective": "hinge", "batch_size": 100},
+            "`batch_size` 100 is not a multiple of `share` 32: use 96 or 128, or `share` 1",
+        ),
+        (
+            {"objective": "hinge", "batch_size": 16},
+            "`batch_size` 16 is not a multiple of `share` 32: use 32, or `share` 1",
+        ),
+        (
+            {"objective": "hinge", "share": 48},
+            "`batch_size` 2048 is not a multiple of `share` 48: use 2016 or 2064, or `share` 1",
+        ),
+        ({"objective": "drm", "negatives": "all"}, "`negatives` all needs `objective` softmax or softmax@k, got drm"),
+        ({"objective": "softmax@k", "negatives": "sampled"}, "`objective` softmax@k needs `negatives` all"),
     ],
 )
 def test_bad_values_name_the_option_and_the_rule(values: dict[str, Any], message: str) -> None:
@@ -91,7 +104,49 @@ def test_bad_values_name_the_option_and_the_rule(values: dict[str, Any], message
 
 @pytest.mark.parametrize(("batch_size", "share"), [(1, 1), (97, 1), (32, 32), (96, 32), (2000, 1000)])
 def test_a_batch_holds_whole_groups_of_lists(batch_size: int, share: int) -> None:
-    assert TrainConfig(batch_size=batch_size, share=share).batch_size == batch_size
+    assert TrainConfig(negatives="sampled", batch_size=batch_size, share=share).batch_size == batch_size
+
+
+@pytest.mark.parametrize(
+    ("options", "score", "negatives", "k"),
+    [
+        ({}, "cosine", "all", 1),
+        ({"objective": "softmax@k"}, "cosine", "all", 20),
+        ({"objective": "softmax@k", "k": 5, "score": "l2"}, "l2", "all", 5),
+        ({"objective": "psl"}, "cosine", "sampled", 1),
+        ({"objective": "softmax+drm"}, "dot", "sampled", 1),
+        ({"objective": "hinge+drm", "rho": 3}, "dot", "sampled", 3),
+        ({"negatives": "sampled"}, "cosine", "sampled", 1),
+    ],
+)
+def test_defaults_follow_the_objective(options: dict[str, Any], score: str, negatives: str, k: int) -> None:
+    config = TrainConfig(**options)
+    assert (config.score_in_force, config.negatives_in_force, config.k_in_force) == (score, negatives, k)
+    resolved = config.resolved()
+    assert (resolved.score, resolved.negatives, resolved.k) == (score, negatives, k)
+    assert resolved.changed() == options
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({}, []),
+        (
+            {"rho": 2, "eta": 5, "share": 1, "tau": 1.0, "lam": 2.0, "margin": 0.5},
+            ["rho", "eta", "share", "tau", "lam", "margin"],
+        ),
+        ({"objective": "softmax@k", "tau": 0.2, "k": 5, "weight": "ndcg"}, ["weight"]),
+        (
+            {"objective": "hinge+drm", "weight": "recall", "temperature": 0.1, "pool": 9},
+            ["pool", "weight", "temperature"],
+        ),
+        ({"objective": "hinge+drm", "weight": "recall", "rho": 2, "k": 1}, []),
+        ({"objective": "drm", "weight": "ap"}, []),
+        ({"objective": "drm", "weight": "ndcg", "k": 2, "cov_form": "printed"}, ["cov_form"]),
+    ],
+)
+def test_options_without_effect_are_known(options: dict[str, Any], idle: list[str]) -> None:
+    assert TrainConfig(**options).without_effect() == idle
 
 
 def test_a_model_of_version_0_1_with_another_batch_size_can_be_loaded() -> None:
@@ -136,7 +191,7 @@ def problem(path: Path, flags: dict[str, Any]) -> str:
 
 def test_an_error_names_the_flag_or_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
-    path.write_text("rho = 2\nk = 20\n")
+    path.write_text('objective = "drm"\nrho = 2\nk = 20\n')
     assert problem(path, {"factors": 0}) == "`factors` must be at least 1, got 0"
     assert problem(path, {"rho": 0}) == "`rho` must be at least 1, got 0"
     both = "'k' must be at most 'rho' + `eta` = 7, got 20"  # keys of the file, and an option that overrides it

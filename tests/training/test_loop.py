@@ -1,7 +1,7 @@
 """The training loop learns, is exact, and survives extreme settings and tiny data."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -14,6 +14,7 @@ from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, reference
 from drm_triton.kernels.protocol import ListBatch
+from drm_triton.names import ObjectiveName
 from drm_triton.ranking.evaluate import evaluate, popularity_ranker
 from drm_triton.training.loop import initial_state, interactions_to_fit, train
 from drm_triton.training.state import State
@@ -55,9 +56,20 @@ def test_checkerboard_recommends_the_held_out_item_first(score: str, init: str) 
     assert (scores[:, 0] >= scores[:, 1]).all()
 
 
-@pytest.mark.parametrize("score", ["dot", "l2"])
-def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Dataset, score: str) -> None:
-    model = DRM(score=score, factors=32, epochs=15, batch_size=256).fit(data)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pool": 40},
+        {"objective": "softmax@k"},
+        {"objective": "psl"},
+        {"objective": "bpr"},
+        {"objective": "hinge+drm"},
+        {"objective": "hinge+drm", "score": "l2"},
+    ],
+)
+def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Dataset, options: dict[str, Any]) -> None:
+    model = DRM(**options, factors=32, epochs=15, batch_size=256).fit(data)
     seen = data.train.union(data.valid)
     ours = model.evaluate(data.test, seen).means["ndcg@10"]
     popular = evaluate(popularity_ranker(data.train), seen, data.test).means["ndcg@10"]
@@ -68,13 +80,17 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
     "options",
     [
         {},
-        {"score": "l2", "cov": 1.0},
-        {"user_sampling": "uniform", "init": "normal"},
-        {"share": 1},
-        {"share": 5, "batch_size": 95},
-        {"share": 1000, "batch_size": 1000},
-        {"score": "cosine", "objective": "softmax"},
-        {"score": "cosine", "objective": "softmax", "negatives": "all", "batch_size": 200},
+        {"pool": 20, "batch_size": 200},
+        {"objective": "softmax@k", "score": "l2", "cov": 1.0},
+        {"objective": "hinge+drm"},
+        {"objective": "hinge+drm", "score": "l2", "cov": 1.0},
+        {"objective": "hinge+drm", "user_sampling": "uniform", "init": "normal"},
+        {"objective": "hinge+drm", "share": 1},
+        {"objective": "hinge+drm", "share": 5, "batch_size": 95},
+        {"objective": "hinge+drm", "share": 1000, "batch_size": 1000},
+        {"negatives": "sampled"},
+        {"objective": "psl"},
+        {"objective": "bpr+drm"},
     ],
 )
 def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: dict[str, Any]) -> None:
@@ -86,7 +102,18 @@ def test_same_seed_same_bits_for_any_number_of_threads(data: Dataset, options: d
     assert not torch.equal(changed.user_factors, models[0].user_factors)
 
 
-@pytest.mark.parametrize("options", [{}, {"score": "l2", "cov": 0.5, "cov_every": 3}, {"objective": "mse+drm"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pool": 20, "score": "l2"},
+        {"objective": "hinge+drm"},
+        {"objective": "hinge+drm", "score": "l2", "cov": 0.5, "cov_every": 3},
+        {"objective": "mse+drm"},
+        {"objective": "psl"},
+        {"objective": "bpr"},
+    ],
+)
 def test_backends_agree(data: Dataset, options: dict[str, Any]) -> None:
     """Float32 sums in another order: after ten steps 90% of the factors agree to 1e-5 of the unit ball's radius.
 
@@ -114,7 +141,7 @@ def test_rows_stay_in_the_unit_ball(data: Dataset) -> None:
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
 @pytest.mark.parametrize("weight", ["uniform", "precision", "recall", "ndcg", "ap"])
-@pytest.mark.parametrize("objective", ["hinge+drm", "hinge", "drm", "mse", "mse+drm"])
+@pytest.mark.parametrize("objective", get_args(ObjectiveName))
 def test_extreme_settings_stay_finite(score: str, weight: str, objective: str) -> None:
     options = {"score": score, "weight": weight, "objective": objective, "tau": 0.1, "lr": 1.0, "factors": 1}
     model = DRM(**options, epochs=2, init="normal").fit(checkerboard(10))
