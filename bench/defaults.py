@@ -98,7 +98,7 @@ def main() -> None:
     places = {name: quality.prepared(name, args.data) for name in sets}
 
     def tasks_of(variant: dict[str, Any], name: str) -> list[dict[str, Any]]:
-        task = {"set": name, "data": places[name], "model": "DRM", "on": "valid"}
+        task: dict[str, Any] = {"set": name, "data": places[name], "model": "DRM", "on": "valid"}
         task["options"] = {"objective": args.objective, **variant}
         return [{**task, "seed": seed} for seed in range(args.seeds)]
 
