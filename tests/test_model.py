@@ -37,7 +37,7 @@ def test_every_keyword_reaches_the_configuration() -> None:
     options |= {"negatives": "all", "objective": "softmax", "batch_size": 512}
     for field in dataclasses.fields(TrainConfig):
         if field.name not in options:
-            options[field.name] = choices(field)[-1] if choices(field) else 2 * field.default or 1  # type: ignore[operator]
+            options[field.name] = choices(field)[-1] if choices(field) else 2 * (field.default or 0) or 1  # type: ignore[operator]
     assert DRM(**options).config == TrainConfig(**options)
     assert DRM(**options).config.changed() == options
 

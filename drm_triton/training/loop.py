@@ -10,13 +10,12 @@ from torch.nn.functional import normalize
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.errors import DrmError
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS
 from drm_triton.ranking.evaluate import evaluate, factor_ranker, measurable
 from drm_triton.training.initialize import initial_factors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
-from drm_triton.training.step import learning_rate, objective_of, take_step, training_plan
+from drm_triton.training.step import diverged, learning_rate, objective_of, take_step, training_plan
 
 
 def train(
@@ -107,7 +106,4 @@ def check_factors(state: State, config: TrainConfig) -> None:
     """Raise if factors are not finite. Called before they are saved."""
     for name, table in (("user", state.U), ("item", state.V)):
         if not torch.isfinite(table.sum()):  # rows lie in the unit ball: the sum is finite only if all values are
-            raise DrmError(
-                f"{name} factors are not finite in epoch {state.epoch + 1} "
-                f"(`lr` {config.lr}, `tau` {config.tau}); lower `lr` or raise `tau` and start again"
-            )
+            raise diverged(f"{name} factors are not finite in epoch {state.epoch + 1}", config)

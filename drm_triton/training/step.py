@@ -20,7 +20,7 @@ def train_step(
     """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched."""
     U, V = state.U, state.V
     gradients = backend.list_gradients(U, V, batch, objective)
-    add_losses(state, config, objective, {name: getattr(gradients, name) for name in LOSS_SUMS})
+    add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_SUMS})
     dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
@@ -38,7 +38,7 @@ def catalogue_step(
     U, V = state.U, state.V
     pool = batch.pool
     gradients = backend.catalogue_gradients(U, V if pool is None else V[pool.items.long()], batch, objective)
-    add_losses(state, config, objective, {"loss": gradients.softmax, "softmax": gradients.softmax})
+    add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
     dU, dV = dense_gradients(state, config)
     if pool is None:
         item_terms, dV = GradientTerms.none(V), gradients.item_grad if dV is None else gradients.item_grad + dV
@@ -60,17 +60,19 @@ def dense_gradients(state: State, config: TrainConfig) -> tuple[Tensor | None, T
     return weight * dU, weight * dV
 
 
-def add_losses(state: State, config: TrainConfig, objective: Objective, losses: dict[str, Tensor]) -> None:
+def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> None:
     """Add the losses of lists, each [B], to the sums of the epoch; raise if their total is not finite."""
     sums = torch.stack(list(losses.values())).sum(1, dtype=torch.float64).tolist()
     for name, value in zip(losses, sums, strict=True):
         if name == "loss" and not math.isfinite(value):
-            sharp = "tau" if objective.drm else "temperature"
-            raise DrmError(
-                f"the loss became {value} in epoch {state.epoch + 1}, step {state.step + 1} "
-                f"(`lr` {config.lr}); lower `lr`, or raise `{sharp}` {getattr(objective, sharp):g}, and start again"
-            )
+            raise diverged(f"the loss became {value} in epoch {state.epoch + 1}, step {state.step + 1}", config)
         state.sums[name] += value
+
+
+def diverged(what: str, config: TrainConfig) -> DrmError:
+    """Return the error for a training that cannot go on."""
+    sharpness = "tau" if "drm" in config.objective else "temperature"
+    return DrmError(f"{what} (`lr` {config.lr}); lower `lr` or raise `{sharpness}` and start again")
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:

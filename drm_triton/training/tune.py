@@ -19,6 +19,7 @@ import json
 import math
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,7 @@ from drm_triton.names import MIN_TRAIN
 from drm_triton.options import ALIASES, FILE_NAMES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
-from drm_triton.training.preflight import warm_up
+from drm_triton.training.preflight import warm_up, warn_of_idle_options
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 
@@ -118,6 +119,7 @@ class Study:
                 "data with another `split`"
             )
         DRM(self.base).backend()  # fail early if the backend cannot be used
+        warn_of_idle_options(self.base)
         self._open()
         self.records = self._read()
         self._write()  # a killed process may have written trials.jsonl only
@@ -183,7 +185,9 @@ class Study:
 
         began = time.perf_counter()
         try:
-            DRM(with_validations(self.config(point))).fit(self.dataset, [epoch_end])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # not again in each trial
+                DRM(with_validations(self.config(point))).fit(self.dataset, [epoch_end])
         except InputError:  # the data is wrong, and every trial would fail
             raise
         except (DrmError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory runs out

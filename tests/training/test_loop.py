@@ -69,7 +69,8 @@ def test_checkerboard_recommends_the_held_out_item_first(score: str, init: str) 
     ],
 )
 def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Dataset, options: dict[str, Any]) -> None:
-    model = DRM(**options, factors=32, epochs=15, batch_size=256).fit(data)
+    batch_size = 32 if TrainConfig(**options).negatives_in_force == "all" else 256
+    model = DRM(**options, factors=32, epochs=15, batch_size=batch_size).fit(data)
     seen = data.train.union(data.valid)
     ours = model.evaluate(data.test, seen).means["ndcg@10"]
     popular = evaluate(popularity_ranker(data.train), seen, data.test).means["ndcg@10"]
@@ -185,13 +186,15 @@ def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
         if state.step == 4:
             state.V[:] = math.nan
 
-    with pytest.raises(DrmError, match=r"the loss became nan in epoch 1, step 5 \(`lr` 0\.2, `tau`"):
+    with pytest.raises(
+        DrmError, match=r"nan in epoch 1, step 5 \(`lr` 0\.2\); lower `lr` or raise `temperature`"
+    ):
         train(state, config, data, fit, backend, on_batch=poison)
 
 
 def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) -> None:
     """One step by hand in float64: gradients at the old factors, one Adagrad step a row, projection by max(1, norm)."""
-    config = TrainConfig(factors=5, init="normal", lr=0.5, threads=1)
+    config = TrainConfig(objective="hinge+drm", factors=5, init="normal", lr=0.5, threads=1)
     fit = interactions_to_fit(data, config)
     state = initial_state(config, fit, torch.device("cpu"))
     users = torch.tensor([0, 1, 0], dtype=torch.int32)

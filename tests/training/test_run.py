@@ -26,7 +26,7 @@ from tests.conftest import HANG, call, run_python
 
 pytestmark = pytest.mark.usefixtures("no_curves")  # `whole`, which is made before that, has them
 
-OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 64, "init": "normal"}
+OPTIONS = {"factors": 8, "epochs": 4, "batch_size": 32, "init": "normal"}
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_run_whose_configuration_leaves_eta_and_k_open_is_resumed(data: Datase
 
 def test_stopped_within_an_epoch_and_resumed_equals_uninterrupted(data: Dataset, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 35)
+    DRM(**OPTIONS).fit(data, run=run, on_batch=lambda state, n_lists: state.step >= 25)
     assert read_tensors(run / "last" / FILE)[1]["training"]["position"] > 0
     DRM(**OPTIONS).fit(data, run=run, resume=True)
     assert_same_run(run, whole)
