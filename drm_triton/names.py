@@ -19,6 +19,7 @@ Leading = Literal["user", "count", "none"]  # first field of a line in files wit
 ExportFormat = Literal["npz", "parquet", "faiss", "hnswlib"]
 RelaxedMetric = Literal["precision", "recall", "ndcg", "ap"]
 Reduction = Literal["mean", "sum", "none"]
+SoftTopK = Literal["neuralsort", "lapsum"]  # operators of `soft_topk`
 
 SPLIT_PARTS = ("train", "valid", "test")
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
