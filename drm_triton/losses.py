@@ -117,17 +117,15 @@ def softmax_at_k_loss(
     name = "softmax_at_k_loss"
     check_number(name, "temperature_weight", temperature_weight, *TAU_RANGE)
     s, positive, negative = _prepare(name, scores, relevance, temperature, mask, reduction, validate)
-    if (k is None) == (threshold is None):
-        raise InputError(f"{name}: give either k or threshold, got k={k!r} and threshold={threshold!r}")
-    if threshold is None:
-        assert k is not None
-        check_cut_off(name, k, scores)
-        existing = s.detach() if mask is None else torch.where(mask, s.detach(), -math.inf)
-        beta = existing.topk(k, sorted=False).values.amin(1)
-    else:
-        check_dense(name, "threshold", threshold)
+    if threshold is not None and k is None:
         _check_threshold(name, threshold, scores, validate)
         beta = threshold.detach().to(s.dtype)
+    elif k is not None and threshold is None:
+        check_cut_off(name, k, scores)
+        existing = s.detach() if mask is None else torch.where(mask, s.detach(), -math.inf)
+        beta = existing.topk(int(k), sorted=False).values.amin(1)
+    else:
+        raise InputError(f"{name}: give either k or threshold, got {'neither' if k is None else 'both'}")
     loss, _ = _softmax_lists(s, positive, negative, float(temperature), beta, float(temperature_weight))
     return reduced(loss, reduction).to(scores.dtype)
 
@@ -323,6 +321,7 @@ def _prepare(
 
 
 def _check_threshold(function: str, threshold: Tensor, scores: Tensor, validate: bool) -> None:
+    check_dense(function, "threshold", threshold)
     if threshold.shape != scores.shape[:1] or not threshold.is_floating_point():
         seen = f"{threshold.dtype} {list(threshold.shape)}"
         raise InputError(f"{function}: threshold must be float, one per list [{len(scores)}], got {seen}")
