@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numba
 import numpy as np
@@ -228,9 +228,10 @@ def long(size: Sizes, quick: bool) -> list[Row]:
             "softmax_at_k_loss": partial(gradient, softmax_at_k_loss, s, y, K),
             "psl_loss": partial(gradient, psl_loss, within_one, y),
             "bpr_loss": partial(gradient, bpr_loss, s, y),
-            "soft_topk, neuralsort": partial(gradient, membership, s, y, K, "neuralsort"),
-            "soft_topk, lapsum": partial(gradient, membership, s, y, K, "lapsum"),
         }
+        for k in (K, min(10 * K, n)):
+            for method in get_args(SoftTopK):
+                runners[f"soft_topk, {method}, k = {k}"] = partial(gradient, membership, s, y, k, method)
         times = time_in_turns(runners, seconds=5, least=3 if quick else 7)
         rows += [
             {"section": "long", "name": name, "B": B, "n": n, "K": K, "seconds": t, "times_ours": t / times["ours"]}

@@ -83,7 +83,7 @@ def test_long_lists_are_compared_with_a_sort(
     monkeypatch.setattr(kernels, "LONG_LISTS", [(2, 100)])
     rows = kernels.run(["long"], quick=True, folder=tmp_path, size=TINY)
     losses = ["softmax_loss", "softmax_at_k_loss", "psl_loss", "bpr_loss"]
-    operators = ["soft_topk, neuralsort", "soft_topk, lapsum"]
+    operators = [f"soft_topk, {method}, k = {k}" for k in (20, 100) for method in ("neuralsort", "lapsum")]
     assert [row["name"] for row in rows] == ["ours", "torch.sort", "softmax, torch", *losses, *operators]
     assert all((row["B"], row["n"], row["K"]) == (2, 100, 20) for row in rows)
     assert all(row["times_sort"] == row["times_softmax"] == 1 for row in rows)
