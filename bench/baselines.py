@@ -45,6 +45,14 @@ def list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
     return hinge + (y - Q).square().sum(1)
 
 
+def torch_softmax(s: Tensor, y: Tensor) -> Tensor:
+    """Compute the mean softmax loss of lists, with the terms of the positives only."""
+    positive = y > 0
+    place = positive.flatten().nonzero().squeeze(1)
+    negatives = s.masked_fill(positive, -torch.inf).logsumexp(1)
+    return nn.functional.softplus(negatives[place // s.shape[1]] - s.flatten()[place]).sum() / len(s)
+
+
 def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Callable[[], None]:
     """Return a training step: embeddings, batched autograd, torch's Adagrad, projection."""
     user_table = nn.Embedding.from_pretrained(U.clone(), freeze=False, sparse=sparse)

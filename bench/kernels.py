@@ -11,7 +11,7 @@ float32 and int32. Each row counts once, as if no cache contained it.
 
 m queries share one read of the items. The pairs take 8 n^2 operations, or about 4 n log2 n on the CPU for lists longer
 than PAIRWISE_MAX items, which are sorted. The counts are those of lists that process all items. On the CPU, lists of
-ACTIVE_MIN items or more process fewer; section `long` compares them with a sort.
+ACTIVE_MIN items or more process fewer; section `long` compares them, and the other list losses, with a sort.
 
 At n = 48, K = 3, d = 64: 12 + 18 + 6 kflop for gradients, 6 kflop for the update, 25 kB read in total. The percentages
 are these counts divided by the measured time, relative to the peaks of the machine: fused multiply-adds and copies on a
@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numba
 import numpy as np
@@ -42,13 +42,15 @@ from drm_triton.bench.kernels_report import plot, show
 from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
 from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
-from drm_triton.functional import drm_loss
+from drm_triton.functional import drm_loss, soft_topk
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
+from drm_triton.losses import bpr_loss, psl_loss, softmax_at_k_loss, softmax_loss
+from drm_triton.names import SoftTopK
 
 INTERACTIONS_PER_USER = 36  # as in SketchFab
 DEPTH = 64  # factors of the tile that measures the peak
@@ -207,29 +209,47 @@ def drm(size: Sizes, quick: bool) -> list[Row]:
 
 
 def long(size: Sizes, quick: bool) -> list[Row]:
-    """Compare `drm_loss` of long lists, forward and backward, with a sort of the same scores."""
+    """Compare losses of long lists, forward and backward, with a sort of the same scores and with softmax in torch.
+
+    "ours" is `drm_loss`. The scores of `psl_loss` are scaled so that their differences are in [-1, 1].
+    """
     _, device = backend_and_device()
     rows: list[Row] = []
     for B, n in LONG_LISTS[:1] if quick else LONG_LISTS:
         g, K = torch.Generator().manual_seed(0), 20
         s = torch.randn(B, n, generator=g).to(device).requires_grad_()
         y = (torch.rand(B, n, generator=g) < K / n).float().to(device)
+        within_one = (s.detach() / (2 * s.detach().abs().max())).requires_grad_()
         runners: dict[str, Callable[[], object]] = {
-            "ours": partial(loss_and_gradient, s, y, K),
+            "ours": partial(gradient, drm_loss, s, y, K),
             "torch.sort": partial(torch.sort, s.detach()),
+            "softmax, torch": partial(gradient, baselines.torch_softmax, s, y),
+            "softmax_loss": partial(gradient, softmax_loss, s, y),
+            "softmax_at_k_loss": partial(gradient, softmax_at_k_loss, s, y, K),
+            "psl_loss": partial(gradient, psl_loss, within_one, y),
+            "bpr_loss": partial(gradient, bpr_loss, s, y),
         }
+        for k in (K, min(10 * K, n)):
+            for method in get_args(SoftTopK):
+                runners[f"soft_topk, {method}, k = {k}"] = partial(gradient, membership, s, y, k, method)
         times = time_in_turns(runners, seconds=5, least=3 if quick else 7)
         rows += [
             {"section": "long", "name": name, "B": B, "n": n, "K": K, "seconds": t, "times_ours": t / times["ours"]}
+            | {"times_sort": t / times["torch.sort"], "times_softmax": t / times["softmax, torch"]}
             for name, t in times.items()
         ]
     return rows
 
 
-def loss_and_gradient(s: Tensor, y: Tensor, k: int) -> Tensor:
-    """Return the gradient of `drm_loss` to the scores."""
-    (gradient,) = torch.autograd.grad(drm_loss(s, y, k), s)
-    return gradient
+def gradient(loss: Callable[..., Tensor], s: Tensor, *args: Any) -> Tensor:
+    """Return the gradient of a loss to the scores."""
+    (ds,) = torch.autograd.grad(loss(s, *args), s)
+    return ds
+
+
+def membership(s: Tensor, y: Tensor, k: int, method: SoftTopK) -> Tensor:
+    """Return how much the positives belong to the top k."""
+    return (soft_topk(s, k, method=method) * y).sum()
 
 
 def step(size: Sizes, quick: bool) -> list[Row]:

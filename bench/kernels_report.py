@@ -16,6 +16,9 @@ def show(rows: list[Row]) -> None:
             line += f"{row['seconds'] * 1e3:10.2f} ms"
         if "times_ours" in row:
             line += f"{row['times_ours']:8.1f} x"
+        for key, other in (("times_sort", "torch.sort"), ("times_softmax", "softmax in torch")):
+            if key in row:
+                line += f"{row[key]:8.2f} x {other}"
         for key, peak in (("gflops", "fma"), ("gbytes", "copy")):
             if row.get(key):
                 line += f"{row[key]:8.1f} {'Gflop/s' if key == 'gflops' else 'GB/s'}"

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from drm_triton.config import TrainConfig
     from drm_triton.data.dataset import Dataset
     from drm_triton.functional import DRMLoss, drm_loss, relaxed_metric, soft_topk
+    from drm_triton.losses import bpr_loss, psl_loss, softmax_at_k_loss, softmax_loss
     from drm_triton.model import DRM
 
 # Public name -> module that defines it. Modules are imported on first use, so `import drm_triton` is fast:
@@ -18,12 +19,29 @@ _PUBLIC = {
     "DRMLoss": "drm_triton.functional",
     "Dataset": "drm_triton.data.dataset",
     "TrainConfig": "drm_triton.config",
+    "bpr_loss": "drm_triton.losses",
     "drm_loss": "drm_triton.functional",
+    "psl_loss": "drm_triton.losses",
     "relaxed_metric": "drm_triton.functional",
     "soft_topk": "drm_triton.functional",
+    "softmax_at_k_loss": "drm_triton.losses",
+    "softmax_loss": "drm_triton.losses",
 }
 
-__all__ = ["DRM", "DRMLoss", "Dataset", "TrainConfig", "__version__", "drm_loss", "relaxed_metric", "soft_topk"]
+__all__ = [
+    "DRM",
+    "DRMLoss",
+    "Dataset",
+    "TrainConfig",
+    "__version__",
+    "bpr_loss",
+    "drm_loss",
+    "psl_loss",
+    "relaxed_metric",
+    "soft_topk",
+    "softmax_at_k_loss",
+    "softmax_loss",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,19 +15,26 @@ forward mode raise NotImplementedError.
 
 import functools
 import os
-from numbers import Integral
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels import backend_for
-from drm_triton.kernels.checks import check_choice, check_dense, check_integer, check_not_meta, check_tau
+from drm_triton.kernels.checks import check_choice, check_dense, check_integer, check_tau
 from drm_triton.kernels.protocol import Backend
 from drm_triton.kernels.weights import rank_weights
-from drm_triton.names import Reduction, RelaxedMetric, Weight
+from drm_triton.lapsum import lapsum
+from drm_triton.lists import (
+    check_cut_off,
+    check_lists,
+    check_values,
+    differentiable,
+    list_loss,
+    reduced,
+    working_type,
+)
+from drm_triton.names import Reduction, RelaxedMetric, SoftTopK, Weight
 
 
 def drm_loss(
@@ -85,18 +92,30 @@ def drm_loss(
     check_choice("drm_loss", "weight", weight, Weight)
     check_choice("drm_loss", "reduction", reduction, Reduction)
     check_dense("drm_loss", "relevance", relevance)
-    _check_lists("drm_loss", scores, relevance, k, tau, mask, validate)
+    _check("drm_loss", scores, relevance, k, tau, mask, validate)
     s, y, w, mask = _prepare(scores, relevance, k, weight, mask)
-    loss, _ = _call(_drm_lists, _DrmLists, s, y, w, float(tau), mask)
-    return _reduce(loss, reduction).to(scores.dtype)
+    loss, _ = _drm_lists(s, y, w, float(tau), mask)
+    return reduced(loss, reduction).to(scores.dtype)
 
 
-def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = None, *, validate: bool = True) -> Tensor:
-    """Compute the relaxed indicator of the top k of each list, Q = sum_{j<=k} P_j.
+def soft_topk(
+    scores: Tensor,
+    k: int,
+    tau: float = 1.0,
+    mask: Tensor | None = None,
+    *,
+    method: SoftTopK = "neuralsort",
+    validate: bool = True,
+) -> Tensor:
+    """Compute the relaxed indicator of the top k of each list, Q.
 
     Parameters
     ----------
     scores, k, tau, mask, validate : as in `drm_loss`
+    method : neuralsort: Q = sum_{j<=k} P_j, as in `drm_loss`. lapsum: Q_j = F((s_j - beta) / tau), with the Laplace
+        distribution function F and the threshold beta for which Q sums to k. lapsum costs a selection of the best 2k
+        items and a few passes over the list, on every device, and no entry of Q exceeds 1. Its tau is measured against
+        differences of scores, and that of neuralsort against differences of scores times n.
 
     Returns
     -------
@@ -108,10 +127,19 @@ def soft_topk(scores: Tensor, k: int, tau: float = 1.0, mask: Tensor | None = No
     --------
     >>> soft_topk(torch.tensor([[3.0, 1.0, 2.0]]), k=2, tau=0.5).round(decimals=3)
     tensor([[0.9870, 0.1070, 0.9060]])
+    >>> soft_topk(torch.tensor([[3.0, 1.0, 2.0]]), k=2, tau=0.5, method="lapsum").round(decimals=3)
+    tensor([[0.9770, 0.1960, 0.8270]])
     """
-    _check_lists("soft_topk", scores, None, k, tau, mask, validate)
-    s, _, w, mask = _prepare(scores, torch.zeros_like(scores), k, "uniform", mask)
-    Q: Tensor = _call(_soft_topk, _SoftTopK, s, w, float(tau), mask)
+    check_choice("soft_topk", "method", method, SoftTopK)
+    _check("soft_topk", scores, None, k, tau, mask, validate)
+    Q: Tensor
+    if method == "lapsum":
+        s = scores.to(working_type(scores))
+        s = s if mask is None else torch.where(mask, s, 0)  # padding can contain any value
+        Q, _ = lapsum(s, int(k), float(tau), mask)
+    else:
+        s, _, w, mask = _prepare(scores, torch.zeros_like(scores), k, "uniform", mask)
+        Q = _soft_topk(s, w, float(tau), mask)
     return Q.to(scores.dtype)
 
 
@@ -151,11 +179,11 @@ def relaxed_metric(
     check_choice("relaxed_metric", "metric", metric, RelaxedMetric)
     check_choice("relaxed_metric", "reduction", reduction, Reduction)
     check_dense("relaxed_metric", "relevance", relevance)
-    _check_lists("relaxed_metric", scores, relevance, k, tau, mask, validate)
+    _check("relaxed_metric", scores, relevance, k, tau, mask, validate)
     gain = relevance if metric == "ndcg" else relevance > 0
     s, y, w, mask = _prepare(scores, gain, k, metric, mask)
-    value = (_call(_soft_topk, _SoftTopK, s, w, float(tau), mask) * y).sum(-1)
-    return _reduce(value, reduction).to(scores.dtype)
+    value = (_soft_topk(s, w, float(tau), mask) * y).sum(-1)
+    return reduced(value, reduction).to(scores.dtype)
 
 
 class DRMLoss(torch.nn.Module):
@@ -195,7 +223,7 @@ class DRMLoss(torch.nn.Module):
 
 
 @torch.library.custom_op("drm_triton::soft_topk", mutates_args=())
-def _soft_topk(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
+def _soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
     return _backend(s).soft_topk_forward(s.contiguous(), _trim(w, s), tau, mask.contiguous())
 
 
@@ -204,12 +232,7 @@ def _soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tenso
     return _backend(s).soft_topk_backward(s.contiguous(), _trim(w, s), tau, mask.contiguous(), q.contiguous())
 
 
-@torch.library.custom_op("drm_triton::drm_lists", mutates_args=())
-def _drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
-    return _backend(s).drm_lists(s.contiguous(), y.contiguous(), _trim(w, s), tau, mask.contiguous())
-
-
-@_soft_topk.register_fake
+@_soft_topk_forward.register_fake
 def _(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
     return s.new_empty(s.shape)
 
@@ -219,78 +242,23 @@ def _(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
     return s.new_empty(s.shape)
 
 
-@_drm_lists.register_fake
-def _(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
-    return s.new_empty(s.shape[0]), s.new_empty(s.shape)
-
-
-class _FirstDerivative(torch.autograd.Function):
-    """Return the gradient unchanged, and raise when it is differentiated again.
-
-    Without this, autograd would treat the gradient as a constant and return a wrong second derivative.
-    """
-
-    @staticmethod
-    def forward(gradient: Tensor, *inputs: Tensor) -> Tensor:
-        return gradient
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:
-        raise NotImplementedError("drm_loss, soft_topk and relaxed_metric have first derivatives only")
-
-
-def _first_derivative(gradient: Tensor, *inputs: Tensor) -> Tensor:
-    result: Tensor = _FirstDerivative.apply(gradient, *inputs)  # type: ignore[no-untyped-call]
-    return result
-
-
 def _save_soft_topk(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     s, w, ctx.tau, mask = inputs
     ctx.save_for_backward(s, w, mask)
 
 
-def _backward_soft_topk(ctx: Any, q: Tensor) -> tuple[Tensor, None, None, None]:
+def _backward_soft_topk(ctx: Any, q: Tensor) -> Tensor:
     s, w, mask = ctx.saved_tensors
-    ds = _soft_topk_backward(s.detach(), w, ctx.tau, mask, q.detach())
-    return _first_derivative(ds, s, q), None, None, None
+    ds: Tensor = _soft_topk_backward(s.detach(), w, ctx.tau, mask, q)
+    return ds
 
 
-def _save_drm_lists(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(inputs[0], output[1])
+_soft_topk = differentiable(_soft_topk_forward, _save_soft_topk, _backward_soft_topk)
 
 
-def _backward_drm_lists(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
-    s, gradient = ctx.saved_tensors  # the forward pass has computed the gradient already
-    return _first_derivative(d_loss.detach()[:, None] * gradient, s, d_loss), None, None, None, None
-
-
-_soft_topk.register_autograd(_backward_soft_topk, setup_context=_save_soft_topk)
-_drm_lists.register_autograd(_backward_drm_lists, setup_context=_save_drm_lists)
-
-
-# Custom operations do not support torch.func. An autograd.Function with the same forward and backward does.
-
-
-class _SoftTopK(torch.autograd.Function):
-    forward = staticmethod(lambda *inputs: _soft_topk(*inputs))
-    setup_context = staticmethod(_save_soft_topk)
-    backward = staticmethod(_backward_soft_topk)
-
-
-class _DrmLists(torch.autograd.Function):
-    forward = staticmethod(lambda *inputs: _drm_lists(*inputs))
-    setup_context = staticmethod(_save_drm_lists)
-    backward = staticmethod(_backward_drm_lists)
-
-
-def _call(operation: Any, function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    transformed = torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    return function.apply(*inputs) if transformed else operation(*inputs)
+@list_loss
+def _drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return _backend(s).drm_lists(s.contiguous(), y.contiguous(), _trim(w, s), tau, mask.contiguous())
 
 
 def _backend(s: Tensor) -> Backend:
@@ -311,14 +279,14 @@ def _trim(w: Tensor, s: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Arguments and results
+# Arguments
 
 
 def _prepare(
     scores: Tensor, relevance: Tensor, k: int | None, weight: Weight, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return scores and relevance [B, n] in the type to compute in, padding zeroed; weights [B, K]; mask [B, n]."""
-    dtype = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
+    dtype = working_type(scores)
     s, y = scores.to(dtype), relevance.detach().to(dtype)
     narrow = not torch.compiler.is_compiling()  # while tracing, shapes cannot depend on values
     if mask is None:
@@ -330,13 +298,7 @@ def _prepare(
     return s, y, w, mask | ~mask.any(-1, keepdim=True)
 
 
-def _reduce(values: Tensor, reduction: Reduction) -> Tensor:
-    if reduction == "none":
-        return values
-    return values.mean() if reduction == "mean" else values.sum()
-
-
-def _check_lists(
+def _check(
     function: str,
     scores: Tensor,
     relevance: Tensor | None,
@@ -346,74 +308,8 @@ def _check_lists(
     validate: bool,
 ) -> None:
     """Raise InputError if the arguments are invalid. Values of tensors are checked only if `validate`."""
-    check_dense(function, "scores", scores)
-    if mask is not None:
-        check_dense(function, "mask", mask)
-    if scores.ndim != 2 or 0 in scores.shape:
-        raise InputError(f"{function}: scores must be [B, n], B and n at least 1, got shape {list(scores.shape)}")
-    if scores.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise InputError(f"{function}: scores must be float16, bfloat16, float32 or float64, got {scores.dtype}")
-    for name, other in (("relevance", relevance), ("mask", mask)):
-        if other is not None and other.shape != scores.shape:
-            seen = f"{list(scores.shape)} and {list(other.shape)}"
-            raise InputError(f"{function}: scores and {name} must have the same shape, got {seen}")
-        if other is not None and other.device != scores.device:
-            seen = f"{scores.device} and {other.device}"
-            raise InputError(f"{function}: scores and {name} must be on the same device, got {seen}")
-    check_not_meta(function, "scores", scores)
-    if relevance is not None and relevance.dtype.is_complex:
-        raise InputError(f"{function}: relevance must be bool, integer or float, got {relevance.dtype}")
-    if mask is not None and mask.dtype != torch.bool:
-        raise InputError(f"{function}: mask must be bool, True where an entry exists, got {mask.dtype}")
-    n = scores.shape[1]
-    k_per_list = k is None and relevance is not None
-    if not k_per_list and not (isinstance(k, Integral) and 1 <= k <= n):
-        raise InputError(f"{function}: k must be an integer from 1 to the list length {n}, got {k!r}")
+    check_lists(function, scores, relevance, mask)
+    if k is not None or relevance is None:  # with relevance, None means one K per list
+        check_cut_off(function, k, scores)
     check_tau(function, tau)
-    if torch.compiler.is_compiling():
-        return  # tensors have no values while tracing
-    if forward_ad._current_level >= 0 and _tangent(scores) is not None:
-        raise NotImplementedError(f"{function} has no forward-mode derivative; use backward or torch.func.grad")
-    if validate:
-        _check_values(function, scores, relevance, tau, mask)
-
-
-def _tangent(scores: Tensor) -> Tensor | None:
-    tangent: Tensor | None = forward_ad.unpack_dual(scores).tangent
-    return tangent
-
-
-def _check_values(function: str, scores: Tensor, relevance: Tensor | None, tau: float, mask: Tensor | None) -> None:
-    # No sum over a list exceeds 8 n max|s|, before or after the division by tau.
-    dtype = scores.dtype if scores.dtype == torch.float64 else torch.float32
-    largest = torch.finfo(dtype).max * min(1.0, float(tau)) / (8 * scores.shape[1])
-    rule = f"scores must be finite and at most {largest:.1g} in magnitude, or sums over a list overflow"
-    # For each rule the tensor, the smallest and the largest value that it allows, and the values to compare: half types
-    # cannot represent the bound of the scores, and not all integer types can be compared.
-    ranges = [(rule, scores, -largest, largest, scores.detach().to(dtype))]
-    if relevance is not None and relevance.dtype != torch.bool:
-        grades = relevance.detach() if relevance.is_floating_point() else relevance.to(dtype)
-        ranges.append(
-            ("relevance must be finite and at least 0", relevance, 0.0, torch.finfo(grades.dtype).max, grades)
-        )
-    checks = []
-    for _, _, least, most, values in ranges:
-        low, high = torch.aminmax(values if mask is None else torch.where(mask, values, 0))  # NaN if any value is
-        checks.append((low >= least) & (high <= most))
-    if mask is not None:
-        checks.append(mask.any(-1).all())
-    if all(torch.stack(checks).tolist()):  # the only synchronisation
-        return
-    for rule, tensor, least, most, values in ranges:
-        wrong = ~((values >= least) & (values <= most))
-        _raise_first(function, rule, tensor, wrong if mask is None else wrong & mask)
-    if mask is not None:
-        _raise_first(function, "mask must leave at least one entry in each list", mask, ~mask.any(-1, keepdim=True))
-
-
-def _raise_first(function: str, rule: str, tensor: Tensor, wrong: Tensor) -> None:
-    """Raise InputError for the first entry that violates a rule, if there is one."""
-    found = wrong.nonzero()
-    if len(found):
-        row, column = found[0].tolist()
-        raise InputError(f"{function}: {rule}, got {tensor[row, column].item()} at row {row}, column {column}")
+    check_values(function, scores, relevance, tau, mask, validate, empty_lists=False)

@@ -22,6 +22,7 @@ Leading = Literal["user", "count", "none"]  # first field of a line in files wit
 ExportFormat = Literal["npz", "parquet", "faiss", "hnswlib"]
 RelaxedMetric = Literal["precision", "recall", "ndcg", "ap"]
 Reduction = Literal["mean", "sum", "none"]
+SoftTopK = Literal["neuralsort", "lapsum"]  # operators of `soft_topk`
 
 LOSSES = ("hinge", "drm", "mse", "softmax", "psl", "bpr")  # parts of an objective
 SPLIT_PARTS = ("train", "valid", "test")

@@ -12,6 +12,7 @@ from drm_triton.bench import baselines, kernels
 from drm_triton.bench.record import Row
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu
+from drm_triton.losses import softmax_loss
 
 TINY = kernels.Sizes(users=40, items=60, rho=2, eta=6, factors=4, batch=32)
 
@@ -76,11 +77,22 @@ def test_rows_have_rates_and_plots_are_written(
 
 
 @pytest.mark.usefixtures("once")
-def test_long_lists_are_compared_with_a_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lists_are_compared_with_a_sort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(kernels, "LONG_LISTS", [(2, 100)])
     rows = kernels.run(["long"], quick=True, folder=tmp_path, size=TINY)
-    assert [row["name"] for row in rows] == ["ours", "torch.sort"]
+    losses = ["softmax_loss", "softmax_at_k_loss", "psl_loss", "bpr_loss"]
+    operators = [f"soft_topk, {method}, k = {k}" for k in (20, 100) for method in ("neuralsort", "lapsum")]
+    assert [row["name"] for row in rows] == ["ours", "torch.sort", "softmax, torch", *losses, *operators]
     assert all((row["B"], row["n"], row["K"]) == (2, 100, 20) for row in rows)
+    assert all(row["times_sort"] == row["times_softmax"] == 1 for row in rows)
+    assert "1.00 x torch.sort    1.00 x softmax in torch" in capsys.readouterr().out
+
+
+def test_softmax_of_torch_is_ours() -> None:
+    s, y = torch.randn(3, 8), torch.rand(3, 8) < 0.3
+    torch.testing.assert_close(baselines.torch_softmax(s, y), softmax_loss(s, y))
 
 
 def test_a_batch_must_consist_of_whole_groups() -> None:
