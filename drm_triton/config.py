@@ -23,6 +23,7 @@ from drm_triton.names import (
     CovForm,
     FitOn,
     Init,
+    InteractionWeights,
     Negatives,
     ObjectiveName,
     Schedule,
@@ -154,6 +155,19 @@ class TrainConfig:
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
+    )
+    interaction_weights: InteractionWeights = option(
+        "off",
+        "How the loss of a list depends on the weights of its positives, which prepare --weight stores: "
+        "not at all (off), in proportion to the weight (raw) or to log(1 + weight), or by BM25.",
+        LOSS,
+    )
+    interaction_weight_cap: float | None = option(
+        None,
+        "Largest weight of an interaction, as a multiple of the mean weight.",
+        LOSS,
+        positive=True,
+        unset="none",
     )
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
@@ -343,6 +357,8 @@ class TrainOptions(TypedDict, total=False):
     weight: Weight
     margin: float
     temperature: float
+    interaction_weights: InteractionWeights
+    interaction_weight_cap: float | None
     cov: float
     cov_every: int
     cov_form: CovForm

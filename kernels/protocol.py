@@ -96,6 +96,8 @@ class ListPlan:
     indptr : int64 [M + 1]
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. They are validated here, once, and copied unless contiguous.
+    weights : float32 [nnz], optional
+        Weight of each interaction in the loss, see `list_weights`. The kernels do not use it.
     """
 
     indptr: Tensor
@@ -106,6 +108,7 @@ class ListPlan:
     seed: int = 0
     user_sampling: UserSampling = "proportional"
     share: int = 1
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
@@ -121,6 +124,9 @@ class ListPlan:
                 f"ListPlan: indptr must go from 0 to {len(self.indices)}, the length of indices, got ends {ends}"
             )
         check_rows("ListPlan", "", self.indptr, self.indices, self.n_items)
+        if self.weights is not None:
+            check_tensor("ListPlan", "weights", self.weights, (len(self.indices),), (torch.float32,))
+            check_devices("ListPlan", indices=self.indices, weights=self.weights)
         for name in ("indptr", "indices"):  # kernels address them by position
             object.__setattr__(self, name, getattr(self, name).contiguous())
         if self.n_lists == 0:
@@ -148,6 +154,19 @@ class ListPlan:
     def n(self) -> int:
         """Items in a list."""
         return self.rho + self.eta
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """int64 [nnz]: user * n_items + item of each interaction, ascending."""
+        users = torch.arange(len(self.indptr) - 1, device=self.indptr.device).repeat_interleave(self.indptr.diff())
+        return users * self.n_items + self.indices
+
+    def list_weights(self, batch: "ListBatch") -> Tensor | None:
+        """Return the weight of each list, the mean weight of its positives: [B]. None if there are no weights."""
+        if self.weights is None:
+            return None
+        wanted = batch.users.long()[:, None] * self.n_items + batch.items[:, : self.rho]
+        return self.weights[torch.searchsorted(self.keys, wanted)].sum(1) / self.rho
 
 
 class SharedNegatives(NamedTuple):
@@ -181,6 +200,12 @@ class ListGradients(NamedTuple):
     loss: Tensor  # [B], hinge + lam * drm + mse + softmax
     g: Tensor  # [B, n], dloss/dscores
     user_grad: Tensor  # [B, d], dloss/dU[user]
+
+    def weighted(self, weights: Tensor) -> "ListGradients":
+        """Multiply the loss of each list, and with it the gradients, by a weight [B]."""
+        column, parts = weights[:, None], self._asdict()
+        scores = parts.pop("scores")
+        return ListGradients(scores, **{name: (weights if x.dim() == 1 else column) * x for name, x in parts.items()})
 
 
 class CatalogueBatch(NamedTuple):
