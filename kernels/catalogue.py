@@ -6,8 +6,8 @@ a user is
 
     n^-1/2 sum_i log(1 + sum_j exp((s_j - s_i) / temperature))
 
-over the user's n positives i and all negatives j. A user with a hundred times the interactions counts ten times as
-much: a compromise between counting users and counting interactions equally.
+over the user's n positives i and all negatives j; each term may have a weight. A user with a hundred times the
+interactions counts ten times as much: a compromise between counting users and counting interactions equally.
 
 This module holds what every backend shares, and the operation in torch for `reference` and `gpu`.
 """
@@ -49,14 +49,18 @@ def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> 
     return products
 
 
-def softmax_of_users(s: Tensor, positive: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the loss of each user [B] and its gradient to the scores s [B, N]; positive bool [B, N]."""
+def softmax_of_users(
+    s: Tensor, positive: Tensor, temperature: float, weights: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each user [B] and its gradient to the scores s [B, N]; positive bool, weights [B, N]."""
     z = s / temperature
     negatives = z.masked_fill(positive, -torch.inf)
     x = negatives.logsumexp(1, keepdim=True) - z
     scale = positive.sum(1, keepdim=True).to(s.dtype).rsqrt()
-    loss = scale[:, 0] * torch.where(positive, torch.nn.functional.softplus(x), 0).sum(1)
-    wrong = torch.where(positive, torch.sigmoid(x), 0)  # weight of the negatives in the softmax of each positive
+    loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
+    wrong = torch.where(
+        positive, weights * torch.sigmoid(x), 0
+    )  # weight of the negatives in the softmax of each positive
     g = wrong.sum(1, keepdim=True) * torch.softmax(negatives, 1) - wrong
     return loss, scale / temperature * g
 
@@ -73,9 +77,14 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     for block in user_blocks(len(u), len(V)):
         s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
         low, high = batch.indptr[block.start], batch.indptr[block.stop]
+        entries = user_of[low:high] - block.start, batch.indices[low:high].long()
         positive = torch.zeros_like(s, dtype=torch.bool)
-        positive[user_of[low:high] - block.start, batch.indices[low:high].long()] = True
-        loss[block], g = softmax_of_users(s, positive, objective.temperature)
+        positive[entries] = True
+        weights: Tensor | float = 1.0
+        if batch.weights is not None:
+            weights = torch.zeros_like(s)
+            weights[entries] = batch.weights[low:high]
+        loss[block], g = softmax_of_users(s, positive, objective.temperature, weights)
         user_grad[block], of_items = gradients_of_products(u[block], V, g, g @ V, g.T @ u[block], objective.score)
         item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
@@ -89,10 +98,13 @@ class CataloguePlan:
     indptr : int64 [M + 1]
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. A user without interactions, or with all items, is left out.
+    weights : float32 [nnz], optional
+        Weight of each interaction in the loss.
     """
 
-    def __init__(self, indptr: Tensor, indices: Tensor, n_items: int, seed: int) -> None:
+    def __init__(self, indptr: Tensor, indices: Tensor, n_items: int, seed: int, weights: Tensor | None = None) -> None:
         self.indptr, self.indices, self.n_items, self.seed = indptr, indices, n_items, seed
+        self.weights = weights
         self._order: tuple[int, Tensor] | None = None
         if self.n_lists == 0:
             raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
@@ -124,4 +136,5 @@ class CataloguePlan:
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         positions = torch.repeat_interleave(begin - indptr[:-1], degree)
         positions += torch.arange(len(positions), device=positions.device)
-        return CatalogueBatch(users, indptr, self.indices[positions])
+        weights = None if self.weights is None else self.weights[positions]
+        return CatalogueBatch(users, indptr, self.indices[positions], weights)

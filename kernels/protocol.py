@@ -214,6 +214,7 @@ class CatalogueBatch(NamedTuple):
     users: Tensor  # int32 [B]
     indptr: Tensor  # int64 [B + 1]; the items of users[b] are indices[indptr[b] : indptr[b + 1]]
     indices: Tensor  # int32, ascending within a user
+    weights: Tensor | None = None  # of the term of each positive in the loss, shaped like indices; None for all 1
 
 
 class CatalogueGradients(NamedTuple):

@@ -126,7 +126,8 @@ def take_step(
 def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan | CataloguePlan:
     """Return the plan of the lists that a configuration trains on."""
     if config.negatives == "all":
-        return CataloguePlan(*fit.tensors(device), n_items=fit.shape[1], seed=config.seed)
+        weights = training_weights(config, fit, device)
+        return CataloguePlan(*fit.tensors(device), n_items=fit.shape[1], seed=config.seed, weights=weights)
     return list_plan(config, fit, device)
 
 

@@ -28,8 +28,8 @@ f32 = np.float32
 
 
 @allocating
-def softmax_of_user(s, positives, temperature):
-    """Return the loss of one user with scores s [N]; s becomes the gradient to them."""
+def softmax_of_user(s, positives, weights, temperature):
+    """Return the loss of one user with scores s [N]; s becomes the gradient to them. weights: of the positives."""
     n = positives.size
     if not all_finite(s):
         s[:] = np.nan
@@ -48,8 +48,8 @@ def softmax_of_user(s, positives, temperature):
     for i in range(n):
         x = inverse * (highest - s_positives[i]) + log_total
         e = exp(-abs(x))
-        loss += max(x, f32(0)) + f32(math.log1p(e))
-        share = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
+        loss += weights[i] * (max(x, f32(0)) + f32(math.log1p(e)))
+        share = weights[i] * ((f32(1) if x > 0 else e) / (f32(1) + e))  # of the negatives in the softmax
         s_positives[i] = -scale * inverse * share
         wrong += share
     factor = scale * inverse * wrong / total
@@ -61,10 +61,11 @@ def softmax_of_user(s, positives, temperature):
 
 
 @kernel
-def softmax_of_users(start, stop, S, indptr, indices, temperature, loss):
+def softmax_of_users(start, stop, S, indptr, indices, weights, temperature, loss):
     """Replace the scores of users start .. stop - 1 by their gradients, and write the losses. S begins with `start`."""
     for b in range(start, stop):
-        loss[b] = softmax_of_user(S[b - start], indices[indptr[b] : indptr[b + 1]], temperature)
+        own = slice(indptr[b], indptr[b + 1])
+        loss[b] = softmax_of_user(S[b - start], indices[own], weights[own], temperature)
 
 
 def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
@@ -76,13 +77,15 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     ----------
     U : float32 [M, d]
     V : float32 [N, d]
-    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32)
+    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32), weights float32 of the items
     """
     name = "catalogue_gradients"
     for argument, value in (("U", U), ("V", V)):
         view(name, argument, value, (None, None), FLOAT32)
     indptr = view(name, "the indptr of batch", batch.indptr, (None,), INT64)
     indices = view(name, "the indices of batch", batch.indices, (None,), INT32)
+    given = torch.ones(len(indices)) if batch.weights is None else batch.weights
+    weights = view(name, "the weights of batch", given, (len(indices),), FLOAT32)
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
     loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
@@ -90,7 +93,7 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
             S = u.new_empty(block.stop - block.start, len(V))
-            products = multiply_block(u[block], V, columns, S, block.start, indptr, indices, objective, loss)
+            products = multiply_block(u[block], V, columns, S, block.start, indptr, indices, weights, objective, loss)
             user_grad[block], of_items = gradients_of_products(u[block], V, S, *products, objective.score)
             item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
@@ -104,6 +107,7 @@ def multiply_block(
     first: int,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
+    weights: NDArray[np.float32],
     objective: Objective,
     loss: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -117,7 +121,14 @@ def multiply_block(
         rows = slice(start, min(start + USERS, len(u)))
         scores_of_products(torch.mm(u[rows], columns, out=S[rows]), u[rows], V, objective.score)
         softmax_of_users(
-            first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, objective.temperature, losses
+            first + rows.start,
+            first + rows.stop,
+            S[rows].numpy(),
+            indptr,
+            indices,
+            weights,
+            objective.temperature,
+            losses,
         )
         torch.mm(S[rows], V, out=user_products[rows])
 

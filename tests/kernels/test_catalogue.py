@@ -46,8 +46,10 @@ def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
         items = batch.indices[batch.indptr[b] : batch.indptr[b + 1]].tolist()
         s = -(U[user] - V).square().sum(1) if objective.score == "l2" else V @ U[user]
         others = torch.tensor([j for j in range(len(V)) if j not in items])
-        terms = [torch.log1p(((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items]
-        losses.append(torch.stack(terms).sum() / len(items) ** 0.5)
+        terms = torch.stack([torch.log1p(((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items])
+        if batch.weights is not None:
+            terms = terms * batch.weights[batch.indptr[b] : batch.indptr[b + 1]]
+        losses.append(terms.sum() / len(items) ** 0.5)
     loss = torch.stack(losses)
     dU, dV = torch.autograd.grad(loss.sum(), (U, V))
     return loss.detach(), dU[batch.users.long()], dV
@@ -60,6 +62,21 @@ def test_losses_and_gradients(backend: Backend, score: Score, B: int, N: int, d:
     got = backend.catalogue_gradients(U, V, batch, objective(score))
     for x, want in zip(got, definition(U, V, batch, objective(score)), strict=True):
         torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+def test_weights_multiply_the_terms_of_the_positives(backend: Backend, score: Score) -> None:
+    U, V, batch = case(4, 70, 80, 40, 16)
+    weights = torch.rand(len(batch.indices), generator=torch.Generator().manual_seed(0)) * 3
+    weighted = batch._replace(weights=weights)
+    got = backend.catalogue_gradients(U, V, weighted, objective(score))
+    for x, want in zip(got, definition(U, V, weighted, objective(score)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+    ones = batch._replace(weights=torch.ones_like(weights))
+    results = [backend.catalogue_gradients(U, V, given, objective(score)) for given in (batch, ones)]
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+    with pytest.raises(InputError, match="the weights of batch"):
+        backend.catalogue_gradients(U, V, batch._replace(weights=weights[1:]), objective(score))
 
 
 @pytest.mark.parametrize("temperature", [0.01, 100.0])
@@ -109,7 +126,7 @@ def test_a_bad_factor_shows(backend: Backend) -> None:
 def test_every_user_once_in_an_order_of_the_epoch() -> None:
     indptr = torch.tensor([0, 2, 2, 3, 6, 7])  # user 1 has no item, user 3 all of them
     indices = torch.tensor([0, 2, 1, 0, 1, 2, 2], dtype=torch.int32)
-    plan = CataloguePlan(indptr, indices, 3, seed=5)
+    plan = CataloguePlan(indptr, indices, 3, seed=5, weights=torch.arange(7.0))
     assert plan.n_lists == 3
     orders = [plan.order(epoch).tolist() for epoch in range(20)]
     assert all(sorted(order) == [0, 2, 4] for order in orders)
@@ -120,6 +137,8 @@ def test_every_user_once_in_an_order_of_the_epoch() -> None:
     for b, user in enumerate(batch.users.tolist()):
         row = batch.indices[batch.indptr[b] : batch.indptr[b + 1]]
         assert row.tolist() == indices[indptr[user] : indptr[user + 1]].tolist()
+        assert batch.weights is not None
+        assert batch.weights[batch.indptr[b] : batch.indptr[b + 1]].tolist() == [*range(indptr[user], indptr[user + 1])]
 
 
 def test_bad_arguments() -> None:

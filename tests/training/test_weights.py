@@ -128,7 +128,10 @@ def test_a_weight_of_2_doubles_the_gradient_of_a_list(score: Any, objective: Any
     assert weighted.sums["loss"] > once.sums["loss"]
 
 
-@pytest.mark.parametrize("options", [{}, {"rho": 3, "score": "l2"}, {"share": 1}])
+WHOLE = {"score": "cosine", "objective": "softmax", "negatives": "all"}
+
+
+@pytest.mark.parametrize("options", [{}, {"rho": 3, "score": "l2"}, {"share": 1}, WHOLE])
 @pytest.mark.parametrize("transform", ["raw", "log"])
 def test_weights_of_1_give_the_bits_of_none(options: dict[str, Any], transform: Any) -> None:
     plain = DRM(**SMALL, **options).fit(planted())
@@ -139,9 +142,9 @@ def test_weights_of_1_give_the_bits_of_none(options: dict[str, Any], transform: 
         assert torch.equal(ones.item_factors, plain.item_factors)
 
 
-@pytest.mark.parametrize("fit_on", ["train", "train+valid"])
-def test_weights_count_only_if_they_are_on(played: Dataset, fit_on: Any) -> None:
-    options = {**SMALL, "fit_on": fit_on}
+@pytest.mark.parametrize("others", [{}, {"fit_on": "train+valid"}, WHOLE])
+def test_weights_count_only_if_they_are_on(played: Dataset, others: dict[str, Any]) -> None:
+    options = {**SMALL, **others}
     plain = DRM(**options).fit(planted())
     assert torch.equal(DRM(**options).fit(played).user_factors, plain.user_factors)
     factors = [
