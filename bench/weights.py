@@ -24,6 +24,7 @@ import polars as pl
 from drm_triton import DRM, Dataset
 from drm_triton.bench.record import environment
 from drm_triton.errors import InputError
+from drm_triton.names import FitOn
 
 RESULTS = Path(__file__).parent / "results"
 TRIALS = RESULTS / "weights.jsonl"
@@ -53,7 +54,7 @@ def load(folder: Path) -> Dataset:
 
 def train_and_measure(data: Dataset, on: str, options: dict[str, Any], seed: int) -> dict[str, float]:
     """Train once; return the metrics."""
-    fit_on = "train" if on == "valid" else "train+valid"
+    fit_on: FitOn = "train" if on == "valid" else "train+valid"
     model = DRM(**options, seed=seed, fit_on=fit_on, eval_every=0).fit(data)
     means = model.evaluate(getattr(data, on)).means
     return {name: means[name] for name in METRICS}
