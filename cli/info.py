@@ -58,6 +58,7 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "per_user": data.n_interactions / data.n_users if data.n_users else 0.0,
         "per_item": data.n_interactions / data.n_items if data.n_items else 0.0,
         "density": data.n_interactions / cells if cells else 0.0,
+        "weights": data.meta.get("weights"),
         "published": published,
         "options": data.meta.get("options"),
         "steps": data.meta.get("steps"),
@@ -88,6 +89,10 @@ def describe(data: "Dataset", path: Path) -> None:
     total = max(data.n_interactions, 1)
     for name in ("train", "valid", "test"):
         print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
+    weights = facts["weights"]
+    if weights:
+        column = f" (column {weights['column']})" if "column" in weights else ""
+        print(f"\nweights from {weights['least']:g} to {weights['most']:g}, mean {weights['mean']:g}{column}")
     steps = data.meta.get("steps") or []
     if steps:
         print(f"\n{'step':<44}{'interactions':>14}{'users':>12}{'items':>12}")

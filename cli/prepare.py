@@ -68,10 +68,19 @@ def prepare(
         str | None, typer.Option(help="Name of the rating column. '' ignores ratings.", rich_help_panel=_READING)
     ] = None,
     timestamp: Annotated[str | None, typer.Option(help="Name of the time column.", rich_help_panel=_READING)] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a column of weights, such as numbers of plays. Weights of repeated rows are added. "
+            "(default: no weights)",
+            rich_help_panel=_READING,
+        ),
+    ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Columns of a file without a header, such as user,item,rating,timestamp. Other names are skipped.",
+            help="Columns of a file without a header, such as user,item,rating,timestamp,weight. Other names are "
+            "skipped.",
             rich_help_panel=_READING,
         ),
     ] = None,
@@ -153,7 +162,9 @@ def prepare(
         seed=seed,
     )
     out = out or data_dir() / chosen.name
-    file_format = FileFormat(user, item, rating, timestamp, _names(columns), separator, encoding, leading, titles)
+    file_format = FileFormat(
+        user, item, rating, timestamp, weight, _names(columns), separator, encoding, leading, titles
+    )
     sizes = {"users": users, "items": items, "interactions": interactions}
     given_sizes = {name: size for name, size in sizes.items() if size is not None}
     generated = synthetic or chosen.name == "synthetic"

@@ -23,6 +23,7 @@ from drm_triton.names import (
     CovForm,
     FitOn,
     Init,
+    InteractionWeights,
     Negatives,
     ObjectiveName,
     Schedule,
@@ -170,6 +171,19 @@ class TrainConfig:
         most=TAU_RANGE[1],
         unset="1.3 N^(-1/4) in a catalogue of N items",
         search=(0.07, 0.1, 0.14, 0.2, 0.28),
+    )
+    interaction_weights: InteractionWeights = option(
+        "off",
+        "How the loss of a list depends on the weights of its positives, which prepare --weight stores: "
+        "not at all (off), in proportion to the weight (raw) or to log(1 + weight), or by BM25.",
+        LOSS,
+    )
+    interaction_weight_cap: float | None = option(
+        None,
+        "Largest weight of an interaction, as a multiple of the mean weight.",
+        LOSS,
+        positive=True,
+        unset="none",
     )
     cov: float = option(
         0.0, "Weight of the covariance regularisation. Needs `score` l2.", LOSS, least=0, paper=(0.1, 0.5, 1, 3, 5, 10)
@@ -341,8 +355,8 @@ class TrainConfig:
 
         Examples
         --------
-        >>> sorted(TrainConfig().idle())
-        ['cov_every', 'cov_form', 'eta', 'k', 'lam', 'margin', 'rho', 'share', 'tau', 'user_sampling', 'weight']
+        >>> sorted(TrainConfig(objective="hinge").idle())
+        ['cov_every', 'cov_form', 'interaction_weight_cap', 'k', 'lam', 'pool', 'tau', 'temperature', 'weight']
         """
         parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
         top = "drm" in parts or self.objective == "softmax@k"
@@ -353,6 +367,7 @@ class TrainConfig:
             **dict.fromkeys(("lam", "weight"), "drm" not in parts),
             "margin": "hinge" not in parts,
             "temperature": not parts & {"softmax", "psl", "bpr"},
+            "interaction_weight_cap": self.interaction_weights == "off",
             **dict.fromkeys(("cov_every", "cov_form"), self.cov == 0),
         }
         return {name for name, is_idle in idle.items() if is_idle}
@@ -438,6 +453,8 @@ class TrainOptions(TypedDict, total=False):
     weight: Weight
     margin: float
     temperature: float | None
+    interaction_weights: InteractionWeights
+    interaction_weight_cap: float | None
     cov: float
     cov_every: int
     cov_form: CovForm

@@ -24,6 +24,7 @@ from drm_triton.names import (
     CovForm,
     FitOn,
     Init,
+    InteractionWeights,
     Negatives,
     ObjectiveName,
     Schedule,
@@ -52,6 +53,7 @@ from drm_triton.training.loop import check_factors, initial_state, interactions_
 from drm_triton.training.preflight import warm_up, warn_if_unvalidated, warn_of_idle_options
 from drm_triton.training.run import Run, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
+from drm_triton.training.weights import require_weights
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
@@ -137,6 +139,11 @@ class DRM:
     temperature : float, optional
         Temperature of the softmax, psl and bpr parts. Lower values put more weight on the hardest negatives. Default:
         1.3 N^(-1/4) in a catalogue of N items.
+    interaction_weights : {"off", "raw", "log", "bm25"}, default "off"
+        How the loss of a list depends on the weights of its positives, which prepare --weight stores: not
+        at all (off), in proportion to the weight (raw) or to log(1 + weight), or by BM25.
+    interaction_weight_cap : float, optional
+        Largest weight of an interaction, as a multiple of the mean weight. Default: none.
     cov : float, default 0.0
         Weight of the covariance regularisation. Needs `score` l2.
     cov_every : int, default 10
@@ -198,6 +205,8 @@ class DRM:
         weight: Weight = "uniform",
         margin: float = 1.0,
         temperature: float | None = None,
+        interaction_weights: InteractionWeights = "off",
+        interaction_weight_cap: float | None = None,
         cov: float = 0.0,
         cov_every: int = 10,
         cov_form: CovForm = "decorrelate",
@@ -233,6 +242,8 @@ class DRM:
                 weight=weight,
                 margin=margin,
                 temperature=temperature,
+                interaction_weights=interaction_weights,
+                interaction_weight_cap=interaction_weight_cap,
                 cov=cov,
                 cov_every=cov_every,
                 cov_form=cov_form,
@@ -289,6 +300,7 @@ class DRM:
             raise InputError("DRM.fit: `resume` needs `run`, the directory of the run to continue")
         backend, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
+        require_weights(fit, self.config.interaction_weights)
         warn_if_unvalidated(self.config, dataset)
         warn_of_idle_options(self.config)
         keeper: Run | _Best

@@ -9,6 +9,7 @@ ObjectiveName = Literal[
     "softmax", "softmax+drm", "softmax@k", "psl", "psl+drm", "bpr", "bpr+drm",
 ]  # fmt: skip
 Negatives = Literal["sampled", "all"]
+InteractionWeights = Literal["off", "raw", "log", "bm25"]  # how a data set's weights enter the loss
 UserSampling = Literal["proportional", "uniform"]
 Init = Literal["spectral", "normal"]
 Schedule = Literal["linear", "constant"]
@@ -33,5 +34,6 @@ MIN_TRAIN = 5  # users with fewer training items are not evaluated, as in the pa
 
 TAU_RANGE = (1e-32, 1e32)  # outside it, rank / tau or its inverse overflows float32
 MAX_FLOAT32 = 3.4e38
+WEIGHT_RANGE = (1e-20, 1e20)  # of an interaction; sums and quotients of weights then stay within float32
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1

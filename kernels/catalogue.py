@@ -7,8 +7,8 @@ a user is
     n^-1/2 sum_i w_i log(1 + sum_j exp((s_j - s_i) / temperature))
 
 over the user's n positives i and all negatives j. A user with a hundred times the interactions counts ten times as
-much: a compromise between counting users and counting interactions equally. The weights w_i are 1, or those of
-`softmax_weights`.
+much: a compromise between counting users and counting interactions equally. The weight w_i is that of the interaction,
+1 by default, times that of `top_k_weights` if the objective asks for it.
 
 In a large catalogue, a random pool of items stands for all of them in one step: V then holds the items of the pool, and
 the sum over the negatives is multiplied by the number of items that each of them stands for.
@@ -54,7 +54,7 @@ def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> 
     return products
 
 
-def softmax_weights(s: Tensor, objective: Objective) -> Tensor:
+def top_k_weights(s: Tensor, objective: Objective) -> Tensor:
     """Return the weight of each item as a positive: sigma((s_i - beta) / tau), beta the user's K-th largest score.
 
     An item in the user's top K counts nearly fully, one far below it hardly. The gradient treats the weights as
@@ -64,8 +64,14 @@ def softmax_weights(s: Tensor, objective: Objective) -> Tensor:
     return torch.sigmoid((s - beta) / objective.tau)
 
 
-def softmax_of_users(s: Tensor, positive: Tensor, objective: Objective, pool: Pool | None) -> tuple[Tensor, Tensor]:
-    """Return the loss of each user [B] and its gradient to the scores s [B, N]; positive bool [B, N]."""
+def softmax_of_users(
+    s: Tensor, positive: Tensor, weights: Tensor, objective: Objective, pool: Pool | None
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each user [B] and its gradient to the scores s [B, N].
+
+    positive : bool [B, N]
+    weights : [B, N], 0 for negatives
+    """
     z = s / objective.temperature
     negative = ~positive
     log_ratio = 0.0
@@ -74,7 +80,8 @@ def softmax_of_users(s: Tensor, positive: Tensor, objective: Objective, pool: Po
         log_ratio = math.log(pool.ratio)
     negatives = z.masked_fill(~negative, -torch.inf)
     x = negatives.logsumexp(1, keepdim=True) + log_ratio - z
-    weights = softmax_weights(s, objective) if objective.at_k else torch.ones_like(s)
+    if objective.at_k:
+        weights = weights * top_k_weights(s, objective)
     scale = positive.sum(1, keepdim=True).to(s.dtype).rsqrt()
     loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
     wrong = torch.where(positive, weights * torch.sigmoid(x), 0)  # share of the negatives in the softmax of a positive
@@ -94,9 +101,12 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     for block in user_blocks(len(u), len(V)):
         s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
         low, high = batch.indptr[block.start], batch.indptr[block.stop]
+        entries = user_of[low:high] - block.start, batch.indices[low:high].long()
         positive = torch.zeros_like(s, dtype=torch.bool)
-        positive[user_of[low:high] - block.start, batch.indices[low:high].long()] = True
-        loss[block], g = softmax_of_users(s, positive, objective, batch.pool)
+        positive[entries] = True
+        weights = torch.zeros_like(s)
+        weights[entries] = 1.0 if batch.weights is None else batch.weights[low:high]
+        loss[block], g = softmax_of_users(s, positive, weights, objective, batch.pool)
         user_grad[block], of_items = gradients_of_products(u[block], V, g, g @ V, g.T @ u[block], objective.score)
         item_grad += of_items
     return CatalogueGradients(loss, user_grad, item_grad)
@@ -111,10 +121,15 @@ class CataloguePlan:
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. A user without interactions, or with all items, is left out.
     pool : number of negatives that are drawn for a step; if the catalogue has no more items, all of them are used
+    weights : float32 [nnz], optional
+        Weight of each interaction in the loss.
     """
 
-    def __init__(self, indptr: Tensor, indices: Tensor, n_items: int, seed: int, pool: int) -> None:
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, n_items: int, seed: int, pool: int, weights: Tensor | None = None
+    ) -> None:
         self.indptr, self.indices, self.n_items, self.seed, self.pool = indptr, indices, n_items, seed, pool
+        self.weights = weights
         self._order: tuple[int, Tensor] | None = None
         if self.n_lists == 0:
             raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
@@ -145,7 +160,8 @@ class CataloguePlan:
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         positions = torch.repeat_interleave(begin - indptr[:-1], degree)
         positions += torch.arange(len(positions), device=positions.device)
-        batch = CatalogueBatch(users, indptr, self.indices[positions])
+        weights = None if self.weights is None else self.weights[positions]
+        batch = CatalogueBatch(users, indptr, self.indices[positions], weights)
         return batch if self.pool >= self.n_items else self._pooled(batch, self._stream(epoch, start + 1))
 
     def _pooled(self, batch: CatalogueBatch, stream: np.random.Generator) -> CatalogueBatch:
@@ -159,9 +175,12 @@ class CataloguePlan:
         items = torch.cat([drawn, others])
         # Ascending within a user, as every batch is.
         user = torch.repeat_interleave(torch.arange(len(batch.users), device=device), batch.indptr.diff())
-        order = (user * len(items) + place[batch.indices.long()]).sort().values
-        indices = (order - user * len(items)).to(torch.int32)
-        return batch._replace(indices=indices, pool=Pool(items.int(), self.pool, self.n_items / self.pool))
+        columns, order = (user * len(items) + place[batch.indices.long()]).sort()
+        return batch._replace(
+            indices=(columns - user * len(items)).to(torch.int32),
+            weights=None if batch.weights is None else batch.weights[order],
+            pool=Pool(items.int(), self.pool, self.n_items / self.pool),
+        )
 
     def _stream(self, epoch: int, number: int) -> np.random.Generator:
         """Return random numbers: stream 0 of an epoch for the order of the users, the others for pools."""

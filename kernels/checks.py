@@ -175,6 +175,9 @@ def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Obje
     check_tensor(name, "the indptr of batch", batch.indptr, (len(batch.users) + 1,), INT64)
     check_tensor(name, "the indices of batch", batch.indices, (None,), INT32)
     check_devices(name, U=U, V=V, users=batch.users, indptr=batch.indptr, indices=batch.indices)
+    if batch.weights is not None:
+        check_tensor(name, "the weights of batch", batch.weights, (len(batch.indices),), (U.dtype,))
+        check_devices(name, U=U, weights=batch.weights)
     if U.device.type == "cpu":
         check_index(name, "users", batch.users, len(U))
         check_rows(name, " of batch", batch.indptr, batch.indices, len(V))

@@ -110,6 +110,8 @@ class ListPlan:
     indptr : int64 [M + 1]
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. They are validated here, once, and copied unless contiguous.
+    weights : float32 [nnz], optional
+        Weight of each interaction in the loss, see `list_weights`. The kernels do not use it.
     """
 
     indptr: Tensor
@@ -120,6 +122,7 @@ class ListPlan:
     seed: int = 0
     user_sampling: UserSampling = "proportional"
     share: int = 1
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
@@ -135,6 +138,9 @@ class ListPlan:
                 f"ListPlan: indptr must go from 0 to {len(self.indices)}, the length of indices, got ends {ends}"
             )
         check_rows("ListPlan", "", self.indptr, self.indices, self.n_items)
+        if self.weights is not None:
+            check_tensor("ListPlan", "weights", self.weights, (len(self.indices),), (torch.float32,))
+            check_devices("ListPlan", indices=self.indices, weights=self.weights)
         for name in ("indptr", "indices"):  # kernels address them by position
             object.__setattr__(self, name, getattr(self, name).contiguous())
         if self.n_lists == 0:
@@ -162,6 +168,19 @@ class ListPlan:
     def n(self) -> int:
         """Items in a list."""
         return self.rho + self.eta
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """int64 [nnz]: user * n_items + item of each interaction, ascending."""
+        users = torch.arange(len(self.indptr) - 1, device=self.indptr.device).repeat_interleave(self.indptr.diff())
+        return users * self.n_items + self.indices
+
+    def list_weights(self, batch: "ListBatch") -> Tensor | None:
+        """Return the weight of each list, the mean weight of its positives: [B]. None if there are no weights."""
+        if self.weights is None:
+            return None
+        wanted = batch.users.long()[:, None] * self.n_items + batch.items[:, : self.rho]
+        return self.weights[torch.searchsorted(self.keys, wanted)].sum(1) / self.rho
 
 
 class SharedNegatives(NamedTuple):
@@ -198,6 +217,12 @@ class ListGradients(NamedTuple):
     g: Tensor  # [B, n], dloss/dscores
     user_grad: Tensor  # [B, d], dloss/dU[user]
 
+    def weighted(self, weights: Tensor) -> "ListGradients":
+        """Multiply the loss of each list, and with it the gradients, by a weight [B]."""
+        column, parts = weights[:, None], self._asdict()
+        scores = parts.pop("scores")
+        return ListGradients(scores, **{name: (weights if x.dim() == 1 else column) * x for name, x in parts.items()})
+
 
 class Pool(NamedTuple):
     """A random part of a large catalogue that stands for the whole of it in one step.
@@ -217,6 +242,7 @@ class CatalogueBatch(NamedTuple):
     users: Tensor  # int32 [B]
     indptr: Tensor  # int64 [B + 1]; the items of users[b] are indices[indptr[b] : indptr[b + 1]]
     indices: Tensor  # int32, ascending within a user; rows of V, which holds the items of `pool` if there is one
+    weights: Tensor | None = None  # of the term of each positive in the loss, shaped like indices; None for all 1
     pool: Pool | None = None
 
 

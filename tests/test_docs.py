@@ -160,6 +160,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ratings.write_csv(folder / "ratings.csv")
     pairs.write_csv(folder / "plays.tsv", separator="\t", include_header=False)
     subprocess.run(["gzip", str(folder / "plays.tsv")], check=True)
+    pairs.with_columns(plays=pl.Series(1 + order)).write_csv(folder / "plays.csv")
     pl.DataFrame({"id": [f"item{i}" for i in range(80)], "title": [f"Item {i}" for i in range(80)]}).write_csv(
         folder / "names.csv"
     )

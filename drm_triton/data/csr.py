@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from drm_triton.errors import InputError
+from drm_triton.names import WEIGHT_RANGE
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 class CSR:
     """A binary sparse matrix by rows: row u has the columns ``indices[indptr[u]:indptr[u + 1]]``, ascending.
 
-    Rows are users and columns are items, both given by their codes.
+    Rows are users and columns are items, both given by their codes. The interactions may have weights, which say how
+    much each of them counts in training.
 
     Attributes
     ----------
     indptr : int64 [rows + 1]
     indices : int32 [nnz]
     shape : (rows, columns)
+    weights : float32 [nnz], or None
+        Weight of each interaction, in the order of `indices`.
 
     Examples
     --------
@@ -38,25 +42,36 @@ class CSR:
     indptr: NDArray[np.int64]
     indices: NDArray[np.int32]
     shape: tuple[int, int]
+    weights: NDArray[np.float32] | None = None
 
     @classmethod
-    def from_pairs(cls, rows: NDArray[np.integer], columns: NDArray[np.integer], shape: tuple[int, int]) -> CSR:
+    def from_pairs(
+        cls,
+        rows: NDArray[np.integer],
+        columns: NDArray[np.integer],
+        shape: tuple[int, int],
+        weights: NDArray[np.float32] | None = None,
+    ) -> CSR:
         """Build a matrix from distinct pairs, both arrays [n], sorted by row, then by column."""
         indptr = np.zeros(shape[0] + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
-        return cls(indptr, columns.astype(np.int32, copy=False), shape)
+        return cls(indptr, columns.astype(np.int32, copy=False), shape, weights)
 
     @classmethod
-    def from_keys(cls, keys: NDArray[np.int64], shape: tuple[int, int]) -> CSR:
+    def from_keys(
+        cls, keys: NDArray[np.int64], shape: tuple[int, int], weights: NDArray[np.float32] | None = None
+    ) -> CSR:
         """Build a matrix from `keys` [nnz] as the method `keys` returns them: distinct and ascending."""
         rows, columns = np.divmod(keys, max(shape[1], 1))
-        return cls.from_pairs(rows, columns, shape)
+        return cls.from_pairs(rows, columns, shape, weights)
 
     @classmethod
-    def from_any(cls, matrix: Any, n_items: int, name: str = "matrix") -> CSR:
+    def from_any(cls, matrix: Any, n_items: int, name: str = "matrix", weighted: bool = False) -> CSR:
         """Build a matrix from a scipy sparse matrix or a pair (indptr, indices).
 
-        Columns need not be sorted within a row, and repeated ones are dropped. An InputError calls the matrix `name`.
+        Columns need not be sorted within a row. Repeated ones count once. If `weighted`, the values of a scipy matrix
+        are the weights of the interactions, and those of repeated columns are added. An InputError calls the matrix
+        `name`.
         """
         indptr, indices = _pointers(matrix, name)
         if hasattr(matrix, "shape") and matrix.shape[1] != n_items:
@@ -69,12 +84,19 @@ class CSR:
             outside = indices.min() if indices.min() < 0 else indices.max()
             raise InputError(f"from_csr: `{name}` has item {outside}, which is not in 0..{n_items - 1}")
         shape = (len(indptr) - 1, n_items)
-        return cls.from_keys(np.unique(np.repeat(np.arange(shape[0]), np.diff(indptr)) * n_items + indices), shape)
+        keys = np.repeat(np.arange(shape[0]), np.diff(indptr)) * n_items + indices
+        if not weighted:
+            return cls.from_keys(np.unique(keys), shape)
+        values = _values(matrix, keys, name)
+        keys, inverse = np.unique(keys, return_inverse=True)
+        weights = np.bincount(inverse, values, len(keys)).astype(np.float32)
+        return cls.from_keys(keys, shape, weights)
 
     @classmethod
-    def empty(cls, shape: tuple[int, int]) -> CSR:
+    def empty(cls, shape: tuple[int, int], weighted: bool = False) -> CSR:
         """Return a matrix without interactions."""
-        return cls(np.zeros(shape[0] + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), shape)
+        weights = np.zeros(0, dtype=np.float32) if weighted else None
+        return cls(np.zeros(shape[0] + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), shape, weights)
 
     @property
     def nnz(self) -> int:
@@ -101,14 +123,22 @@ class CSR:
         """Return the given rows in that order: CSR [len(rows), columns]."""
         degrees = self.degrees()[rows]
         indptr = np.concatenate([[0], np.cumsum(degrees)])
-        within = np.arange(indptr[-1]) - np.repeat(indptr[:-1], degrees)
-        return CSR(indptr, self.indices[np.repeat(self.indptr[rows], degrees) + within], (len(rows), self.shape[1]))
+        taken = np.repeat(self.indptr[rows] - indptr[:-1], degrees) + np.arange(indptr[-1])
+        weights = None if self.weights is None else self.weights[taken]
+        return CSR(indptr, self.indices[taken], (len(rows), self.shape[1]), weights)
 
     def union(self, other: CSR) -> CSR:
         """Return the interactions of both matrices. They must be disjoint, as the parts of a split are."""
         keys = np.concatenate([self.keys(), other.keys()])
-        keys.sort()
-        return CSR.from_keys(keys, self.shape)
+        if self.weights is None or other.weights is None:
+            keys.sort()
+            return CSR.from_keys(keys, self.shape)
+        order = np.argsort(keys)
+        return CSR.from_keys(keys[order], self.shape, np.concatenate([self.weights, other.weights])[order])
+
+    def unweighted(self) -> CSR:
+        """Return the same interactions without weights."""
+        return CSR(self.indptr, self.indices, self.shape)
 
     def tensors(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `indptr` and `indices` as torch tensors. On the CPU they share memory with the arrays."""
@@ -154,6 +184,22 @@ def columns_of(matrix: Any) -> int:
     if hasattr(matrix, "shape"):
         return int(matrix.shape[1])
     return int(_pointers(matrix, "matrix")[1].max(initial=-1)) + 1
+
+
+def _values(matrix: Any, keys: NDArray[np.int64], name: str) -> NDArray[np.float64]:
+    """Return the values of a scipy matrix with these keys, which must be weights."""
+    if not hasattr(matrix, "tocsr"):
+        raise InputError(f"from_csr: `weighted` needs scipy sparse matrices, whose values it takes; `{name}` has none")
+    values: NDArray[np.float64] = np.asarray(matrix.tocsr().data, dtype=np.float64)
+    bad = np.flatnonzero(~((values >= WEIGHT_RANGE[0]) & (values <= WEIGHT_RANGE[1])))
+    if len(bad):
+        row, column = divmod(int(keys[bad[0]]), matrix.shape[1])
+        raise InputError(
+            f"from_csr: `{name}` has the value {values[bad[0]]:g} in row {row}, column {column}; a weight is a number "
+            f"from {WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}: change it, or remove the entry (a stored 0 with "
+            "`eliminate_zeros`)"
+        )
+    return values
 
 
 def _pointers(matrix: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

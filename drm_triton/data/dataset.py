@@ -32,6 +32,7 @@ class Dataset:
     Attributes
     ----------
     train, valid, test : CSR [n_users, n_items]
+        All of them have weights, or none.
     meta : dict
         The origin of the data: source, options, statistics of each preparation step.
     path : Path or None
@@ -48,6 +49,8 @@ class Dataset:
         meta: dict[str, Any] | None = None,
         path: Path | None = None,
     ) -> None:
+        if len({part.weights is None for part in (train, valid, test)}) > 1:
+            raise InputError("Dataset: either all of `train`, `valid` and `test` have weights, or none of them")
         self.train, self.valid, self.test = train, valid, test
         self._users, self._items = users, items
         self.meta = meta or {}
@@ -71,6 +74,11 @@ class Dataset:
     def n_interactions(self) -> int:
         """The number of interactions in all three parts of the split."""
         return self.train.nnz + self.valid.nnz + self.test.nnz
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the interactions have weights."""
+        return self.train.weights is not None
 
     @property
     def users(self) -> pl.DataFrame:
@@ -117,7 +125,7 @@ class Dataset:
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the content: ids and interactions. It does not depend on path, options or library versions."""
+        """SHA-256 of the content: ids, interactions and weights. It does not depend on path or library versions."""
         stored: str | None = self.meta.get("checksum")
         return stored or _checksum(self)
 
@@ -139,7 +147,8 @@ class Dataset:
                 raise InputError(
                     f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again"
                 )
-            matrices[name] = CSR(indptr, indices, (n_users, n_items))
+            weights = store.open_array(path, f"{name}.weights", "<f4", size) if "weights" in meta else None
+            matrices[name] = CSR(indptr, indices, (n_users, n_items), weights)
         for name, rows in (("users", n_users), ("items", n_items)):
             if (found := store.table_length(path, name)) != rows:
                 raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
@@ -157,11 +166,26 @@ class Dataset:
                 matrix: CSR = getattr(self, name)
                 arrays[f"{name}.indptr"] = matrix.indptr.astype("<i8", copy=False)
                 arrays[f"{name}.indices"] = matrix.indices.astype("<i4", copy=False)
+                if matrix.weights is not None:
+                    arrays[f"{name}.weights"] = matrix.weights.astype("<f4", copy=False)
             sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
             sizes |= {name: getattr(self, name).nnz for name in SPLIT_PARTS}
-            self.meta = sizes | {"checksum": self.checksum} | {k: v for k, v in self.meta.items() if k not in sizes}
+            others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights"}}
+            self.meta = sizes | {"checksum": self.checksum} | self._weights_meta() | others
             store.write(directory, arrays, {"users": self.users, "items": self.items}, self.meta)
         self.path = place
+
+    def _weights_meta(self) -> dict[str, Any]:
+        """Return the entry `weights` of meta.json: the column they come from, if known, and their range."""
+        if not self.weighted:
+            return {}
+        parts = [weights for name in SPLIT_PARTS if (weights := getattr(self, name).weights) is not None]
+        weights = np.concatenate(parts)
+        described = dict(self.meta.get("weights", {}))
+        if len(weights):
+            statistics = {"least": weights.min(), "most": weights.max(), "mean": weights.mean(dtype=np.float64)}
+            described |= {name: float(value) for name, value in statistics.items()}
+        return {"weights": described}
 
     @classmethod
     def from_frame(
@@ -177,6 +201,7 @@ class Dataset:
         split: SplitName = "random",
         ratios: tuple[float, float, float] = PAPER_RATIOS,
         seed: int = 0,
+        weight: str | None = None,
     ) -> Dataset:
         """Build a data set from a table with one row per interaction.
 
@@ -193,6 +218,10 @@ class Dataset:
             See `drm_triton.data.split.split`.
         ratios : (train, valid, test)
         seed : int
+        weight : str, optional
+            Name of the column with the weights of the interactions, for example numbers of plays. Weights of repeated
+            rows of a user and an item are added. By default, interactions have no weights. See `TrainConfig`, option
+            `interaction_weights`.
 
         Examples
         --------
@@ -203,7 +232,7 @@ class Dataset:
         from drm_triton.data.prepare.build import BuildOptions, build
         from drm_triton.data.prepare.tables import read_frame
 
-        names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp}
+        names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp, "weight": weight}
         options = BuildOptions(min_rating, min_user, min_item, split, ratios, seed)
         return build(read_frame(frame, names), options)
 
@@ -216,17 +245,20 @@ class Dataset:
         user_ids: Any = None,
         item_ids: Any = None,
         n_items: int | None = None,
+        weighted: bool = False,
     ) -> Dataset:
         """Build a data set from matrices that are already split.
 
         Parameters
         ----------
         train, valid, test : scipy sparse matrix [n_users, n_items], or (indptr, indices)
-            Every stored entry is an interaction; its value is ignored.
+            Every stored entry is an interaction; its value is ignored unless `weighted`.
         user_ids, item_ids : sequence, optional
             External ids by code; 0..n-1 by default.
         n_items : int, optional
             For (indptr, indices) only. By default the number of `item_ids`, or the largest index plus one.
+        weighted : bool
+            The values of scipy matrices are the weights of the interactions.
 
         Examples
         --------
@@ -237,7 +269,7 @@ class Dataset:
         given = {name: m for name, m in zip(SPLIT_PARTS, (train, valid, test), strict=True) if m is not None}
         if n_items is None:
             n_items = len(item_ids) if item_ids is not None else max(columns_of(m) for m in given.values())
-        matrices = {name: CSR.from_any(matrix, n_items, name) for name, matrix in given.items()}
+        matrices = {name: CSR.from_any(matrix, n_items, name, weighted) for name, matrix in given.items()}
         shape = matrices["train"].shape
         if any(m.shape != shape for m in matrices.values()):
             raise InputError(f"from_csr: the matrices differ in shape: {[m.shape for m in matrices.values()]}")
@@ -246,7 +278,7 @@ class Dataset:
             raise InputError(
                 "from_csr: `train`, `valid` and `test` share interactions; each interaction may be in only one of them"
             )
-        parts = [matrices.get(name) or CSR.empty(shape) for name in SPLIT_PARTS]
+        parts = [matrices.get(name) or CSR.empty(shape, weighted) for name in SPLIT_PARTS]
         users, items = _given_ids("user", user_ids, shape[0]), _given_ids("item", item_ids, n_items)
         return cls(parts[0], parts[1], parts[2], users, items, meta={"source": "csr"})
 
@@ -299,4 +331,6 @@ def _checksum(data: Dataset) -> str:
         matrix: CSR = getattr(data, name)
         digest.update(np.ascontiguousarray(matrix.indptr, dtype="<i8").data)
         digest.update(np.ascontiguousarray(matrix.indices, dtype="<i4").data)
+        if matrix.weights is not None:
+            digest.update(np.ascontiguousarray(matrix.weights, dtype="<f4").data)
     return digest.hexdigest()

@@ -3,6 +3,7 @@
     meta.json                         format version, sizes, checksum, source, options, statistics
     train.indptr.npy   int64 [users + 1]      little-endian; valid.* and test.* are the other two parts of the split
     train.indices.npy  int32 [interactions]   item codes, ascending within a user
+    train.weights.npy  float32 [interactions] weights of the interactions, if meta.json has an entry weights
     users.parquet      id                     row k is the external id of user code k
     items.parquet      id, and title if the source has titles
 

@@ -30,10 +30,11 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         n_lists = min(config.batch_in_force, interactions)
         shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
         batch = 4 * n_lists * (4 * n + 2 * config.factors + shared_sums)
+    per_weight = 0 if config.interaction_weights == "off" else 4 if config.negatives == "all" else 4 + 8  # with a key
     return {
         "factors": table,
         "adagrad state": table,
-        "interactions": 4 * interactions + 8 * (dataset.n_users + 1),
+        "interactions": (4 + per_weight) * interactions + 8 * (dataset.n_users + 1),
         "batch": batch,
     }
 
@@ -59,6 +60,8 @@ def warn_of_idle_options(config: TrainConfig) -> None:
             cause = f"`k` {config.k_in_force}: there is only one rank"
         elif name.startswith("cov"):
             cause = "`cov` 0"
+        elif name == "interaction_weight_cap":
+            cause = "`interaction_weights` off"
         else:
             cause = f"`objective` {config.objective}"
         warnings.warn(f"`{name}` has no effect with {cause}", UserWarning, stacklevel=3)
@@ -66,7 +69,7 @@ def warn_of_idle_options(config: TrainConfig) -> None:
 
 def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None:
     """Take one step on toy data, so that the time to compile the kernels does not count as training."""
-    toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3))
+    toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3), np.ones(2, dtype=np.float32))
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
     plan = training_plan(config, toy, device)
     # A small rate whatever the configuration says: a rate that diverges must be reported by training, not here.

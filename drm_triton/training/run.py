@@ -111,9 +111,9 @@ class Run:
 
 
 def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:
-    """Return a data set with the interactions that a model was fit on and the ids of the original."""
+    """Return a data set with the interactions that a model was fit on, without weights, and the ids of the original."""
     empty = CSR.empty(fit.shape)
-    return Dataset(fit, empty, empty, dataset.users, dataset.items, {"source": "model"})
+    return Dataset(fit.unweighted(), empty, empty, dataset.users, dataset.items, {"source": "model"})
 
 
 def new_directory(path: str | Path) -> Path:

@@ -12,14 +12,26 @@ from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListBatch, ListPlan, Objective, summed
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
+from drm_triton.training.weights import training_weights
 
 
 def train_step(
-    state: State, batch: ListBatch, config: TrainConfig, objective: Objective, backend: Backend, lr: float
+    state: State,
+    batch: ListBatch,
+    config: TrainConfig,
+    objective: Objective,
+    backend: Backend,
+    lr: float,
+    weights: Tensor | None = None,
 ) -> None:
-    """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched."""
+    """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched.
+
+    The loss of each list is multiplied by its weight, if `weights` [B] are given.
+    """
     U, V = state.U, state.V
     gradients = backend.list_gradients(U, V, batch, objective)
+    if weights is not None:
+        gradients = gradients.weighted(weights)
     add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_SUMS})
     dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
@@ -119,14 +131,15 @@ def take_step(
         catalogue_step(state, users, config, objective, backend, lr)
     else:
         lists = backend.sample_lists(plan, state.epoch, state.position, stop)
-        train_step(state, lists, config, objective, backend, lr)
+        train_step(state, lists, config, objective, backend, lr, plan.list_weights(lists))
     state.position = stop
 
 
 def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan | CataloguePlan:
     """Return the plan of the lists that a configuration trains on."""
     if config.negatives_in_force == "all":
-        return CataloguePlan(*fit.tensors(device), n_items=fit.shape[1], seed=config.seed, pool=config.pool)
+        weights = training_weights(config, fit, device)
+        return CataloguePlan(*fit.tensors(device), fit.shape[1], config.seed, config.pool, weights)
     return list_plan(config, fit, device)
 
 
@@ -140,4 +153,5 @@ def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
         seed=config.seed,
         user_sampling=config.user_sampling,
         share=config.share,
+        weights=training_weights(config, fit, device),
     )

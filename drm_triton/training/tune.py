@@ -37,6 +37,7 @@ from drm_triton.ranking.evaluate import measurable
 from drm_triton.training.preflight import warm_up, warn_of_idle_options
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
+from drm_triton.training.weights import require_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,6 +119,8 @@ class Study:
                 f"tune: no user has both validation items and at least {MIN_TRAIN} training interactions; prepare the "
                 "data with another `split`"
             )
+        for transform in [self.base.interaction_weights, *self.space.get("interaction_weights", [])]:
+            require_weights(dataset.train, transform)
         DRM(self.base).backend()  # fail early if the backend cannot be used
         warn_of_idle_options(self.base)
         self._open()

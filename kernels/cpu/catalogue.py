@@ -42,20 +42,21 @@ class CatalogueLoss(NamedTuple):
 
 
 @allocating
-def softmax_of_user(s, positives, loss):
-    """Return the loss of one user with scores s [N]; s becomes the gradient to them."""
+def softmax_of_user(s, positives, weights, loss):
+    """Return the loss of one user with scores s [N]; s becomes the gradient to them. weights: of the positives."""
     n = positives.size
     if not all_finite(s):
         s[:] = np.nan
         return f32(np.nan)
-    s_positives, weights = np.empty(n, np.float32), np.ones(n, np.float32)
+    s_positives = np.empty(n, np.float32)
     for i in range(n):
         s_positives[i] = s[positives[i]]
     if loss.at_k:
         k = min(loss.k, s.size)
         beta, inverse_tau = kth_largest(s, k, np.empty(k, np.float32)), f32(1 / loss.tau)
+        weights = weights.copy()
         for i in range(n):
-            weights[i] = f32(1) / (f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i]))))
+            weights[i] /= f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i])))
     for i in range(n):
         s[positives[i]] = -np.inf
     negatives = s[: loss.n_negatives]
@@ -86,10 +87,11 @@ def softmax_of_user(s, positives, loss):
 
 
 @kernel
-def softmax_of_users(start, stop, S, indptr, indices, loss, losses):
+def softmax_of_users(start, stop, S, indptr, indices, weights, loss, losses):
     """Replace the scores of users start .. stop - 1 by their gradients, and write the losses. S begins with `start`."""
     for b in range(start, stop):
-        losses[b] = softmax_of_user(S[b - start], indices[indptr[b] : indptr[b + 1]], loss)
+        own = slice(indptr[b], indptr[b + 1])
+        losses[b] = softmax_of_user(S[b - start], indices[own], weights[own], loss)
 
 
 def loss_parameters(objective: Objective, pool: Pool | None, n_items: int) -> CatalogueLoss:
@@ -113,13 +115,15 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     ----------
     U : float32 [M, d]
     V : float32 [N, d]
-    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32)
+    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32), weights float32 of the items
     """
     name = "catalogue_gradients"
     for argument, value in (("U", U), ("V", V)):
         view(name, argument, value, (None, None), FLOAT32)
     indptr = view(name, "the indptr of batch", batch.indptr, (None,), INT64)
     indices = view(name, "the indices of batch", batch.indices, (None,), INT32)
+    given = torch.ones(len(indices)) if batch.weights is None else batch.weights
+    weights = view(name, "the weights of batch", given, (len(indices),), FLOAT32)
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
     loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
@@ -129,7 +133,7 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
         for block in user_blocks(len(u), len(V)):
             S = u.new_empty(block.stop - block.start, len(V))
             products = multiply_block(
-                u[block], V, columns, S, block.start, indptr, indices, parameters, objective.score, loss
+                u[block], V, columns, S, block.start, indptr, indices, weights, parameters, objective.score, loss
             )
             user_grad[block], of_items = gradients_of_products(u[block], V, S, *products, objective.score)
             item_grad += of_items
@@ -144,6 +148,7 @@ def multiply_block(
     first: int,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
+    weights: NDArray[np.float32],
     parameters: CatalogueLoss,
     score: Score,
     loss: Tensor,
@@ -157,7 +162,9 @@ def multiply_block(
     def of_users(start: int) -> None:
         rows = slice(start, min(start + USERS, len(u)))
         scores_of_products(torch.mm(u[rows], columns, out=S[rows]), u[rows], V, score)
-        softmax_of_users(first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, parameters, losses)
+        softmax_of_users(
+            first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, weights, parameters, losses
+        )
         torch.mm(S[rows], V, out=user_products[rows])
 
     def of_items(start: int) -> None:

@@ -72,6 +72,31 @@ def test_every_option_is_recorded(run: Run) -> None:
     assert meta["version"] == 1
 
 
+def test_weights(run: Run) -> None:
+    Path("r.csv").write_text(
+        "user,item,plays\n" + "".join(f"{u},{i}, {u + i + 1} \n" for u in range(9) for i in range(9))
+    )
+    code, out, _ = run("prepare", "table", "--raw", "r.csv", "--out", "d", "--weight", "plays")
+    assert code == 0
+    assert "weights from 1 to 17, mean 9 (column plays)" in out
+    meta = json.loads(Path("d/meta.json").read_text())
+    assert meta["weights"] == {"column": "plays", "least": 1.0, "most": 17.0, "mean": 9.0}
+    assert meta["version"] == 1
+    assert json.loads(run("info", "d", "--json")[1])["weights"] == meta["weights"]
+    data = Dataset.load("d")
+    assert data.train.weights is not None
+    assert data.train.weights[0] == data.train.indices[0] + 1
+    Path("r.txt").write_text("".join(f"{u};{i};{u + i + 1}\n" for u in range(9) for i in range(9)))
+    assert run("prepare", "table", "--raw", "r.txt", "--out", "e", "--columns", "user,item,weight")[0] == 0
+    assert Dataset.load("e").checksum == data.checksum
+
+
+def test_sources_without_columns_have_no_weights(run: Run) -> None:
+    Path("users.dat").write_text("1 2 3\n2 3 4\n")
+    err = fails(run, "prepare", "lists", "--raw", "users.dat", "--out", "d", "--weight", "n", "-q")
+    assert "source lists does not use --weight" in err
+
+
 def test_default_places(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("data/raw/ml-20m").mkdir(parents=True)
     Path("data/raw/ml-20m/ratings.csv").write_text(GOOD.replace("user,item", "userId,movieId"))
@@ -145,6 +170,12 @@ BAD = {
     "all filtered by k-core": (b"user,item\n1,2\n", ["--min-user", "5"], ["at least 5", "--min-user"]),
     "too many fields": (b"user,item\n1,2\n1,2,3\n", [], ["line 3", "more fields"]),
     "too few fields": (b"user,item\n1,2\n1\n", [], ["row 2", "item id"]),
+    "weight zero": (b"user,item,n\n1,2,1\n1,3,0\n", ["--weight", "n"], ["row 2", "('0')", "1e-20", "--min-rating"]),
+    "weight negative": (b"user,item,n\n1,2,-1\n", ["--weight", "n"], ["row 1", "weight", "another column as --weight"]),
+    "weight infinite": (b"user,item,n\n1,2,inf\n", ["--weight", "n"], ["row 1", "'inf'"]),
+    "weight missing": (b"user,item,n\n1,2,1\n1,3,\n", ["--weight", "n"], ["row 2", "not a number"]),
+    "weight not a number": (b"user,item,n\n1,2,often\n", ["--weight", "n"], ["row 1", "'often'"]),
+    "no such weight": (b"user,item,n\n1,2,1\n", ["--weight", "m"], ["no column 'm', given as --weight"]),
     "open quote": (b'user,item\n1,"2\n3,4\n', [], ["quotation marks"]),
     "bad ratios": (b"user,item\n1,2\n", ["--ratios", "70/30"], ["70/10/20"]),
     "negative count": (b"user,item\n1,2\n", ["--min-item=-1"], ["--min-item"]),

@@ -58,6 +58,19 @@ def test_dataset_by_name_under_the_data_directory(
     assert out.startswith("trained runs/songs-")
 
 
+def test_weights_of_interactions(tmp_path: Path) -> None:
+    users, items = generate(Shape(users=60, items=50, interactions=900), 0)
+    frame = pl.DataFrame({"user": users, "item": items, "plays": users + items + 1})
+    Dataset.from_frame(frame, weight="plays").save(tmp_path / "data")
+    weights = ["--interaction-weights", "bm25", "--interaction-weight-cap", 4]
+    code, _, errors = call(
+        "train", "-d", tmp_path / "data", "--run", tmp_path / "run", "--factors", 4, "--epochs", 1, *weights
+    )
+    assert code == 0, errors
+    recorded = (tmp_path / "run" / "config.toml").read_text()
+    assert 'interaction_weights = "bm25"\ninteraction_weight_cap = 4.0\n' in recorded
+
+
 def test_flags_override_the_file_and_unknown_keys_are_errors(stored: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('factors = 4\nscore = "l2"\nlambda = 2\n')
@@ -148,6 +161,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--seed", 2**63], "--seed must be at most 9223372036854775807"),
         (["--tau", "1e-33"], "--tau must be at least 1e-32"),
         (["--tau", "1e33"], "--tau must be at most 1e+32"),
+        (["--interaction-weights", "log"], "--interaction-weights log needs weights, which the data set does not have"),
     ],
 )
 def test_what_cannot_be_trained_leaves_no_directory(

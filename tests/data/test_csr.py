@@ -58,3 +58,17 @@ def test_popularity(matrix: CSR) -> None:
     assert by_popularity(popularity).tolist() == [1, 0, 3, 2]
     assert by_popularity(popularity, np.array([0, 2, 3], dtype=np.int32)).tolist() == [0, 3, 2]
     assert CSR.empty((2, 3)).popularity().tolist() == [0, 0, 0]
+
+
+def test_weights_go_with_their_interactions() -> None:
+    rows, columns = np.nonzero(DENSE)
+    matrix = CSR.from_pairs(rows, columns, (3, 4), np.array([1, 2, 3, 4], dtype=np.float32))
+    taken = matrix.take(np.array([2, 0, 2]))
+    assert taken.weights is not None
+    assert taken.weights.tolist() == [3, 4, 1, 2, 3, 4]
+    other = CSR.from_pairs(np.array([1, 2]), np.array([2, 3]), matrix.shape, np.array([5, 6], dtype=np.float32))
+    both = matrix.union(other)
+    assert both.weights is not None
+    assert dict(zip(both.keys().tolist(), both.weights.tolist(), strict=True)) == {1: 1, 3: 2, 6: 5, 8: 3, 9: 4, 11: 6}
+    assert matrix.union(other.unweighted()).weights is None
+    assert matrix.union(CSR.empty(matrix.shape, weighted=True)).weights is not None

@@ -12,6 +12,7 @@ import scipy.sparse
 
 from drm_triton import Dataset
 from drm_triton.errors import InputError
+from drm_triton.training.run import interactions_only
 from tests.conftest import run_python
 
 
@@ -62,6 +63,61 @@ def test_from_csr_brings_ids_to_whole_numbers_or_text() -> None:
     large = np.array([2**64 - 1, 2], dtype=np.uint64)
     assert checksum(large) == checksum([str(2**64 - 1), "2"])
     assert checksum(large) != checksum([-1, 2])
+
+
+def test_the_values_of_scipy_matrices_are_weights_only_if_asked_for(tmp_path: Path) -> None:
+    train = scipy.sparse.csr_matrix([[0, 1.5, 2], [3, 0, 0]])
+    test = scipy.sparse.coo_matrix([[4, 0, 0], [0, 0, 5]])
+    plain = Dataset.from_csr(train, test=test)
+    assert not plain.weighted
+    data = Dataset.from_csr(train, test=test, weighted=True)
+    assert data.weighted
+    assert data.checksum != plain.checksum
+    data.save(tmp_path / "d")
+    again = Dataset.load(tmp_path / "d")
+    stored = {name: getattr(again, name).weights for name in ("train", "valid", "test")}
+    assert {name: weights.tolist() for name, weights in stored.items()} == {
+        "train": [1.5, 2, 3],
+        "valid": [],
+        "test": [4, 5],
+    }
+    assert isinstance(stored["train"], np.memmap)
+    assert (again.checksum, again.meta["weights"]) == (data.checksum, {"least": 1.5, "most": 5.0, "mean": 3.1})
+    plain.save(tmp_path / "d", overwrite=True)
+    assert not Dataset.load(tmp_path / "d").weighted
+    assert sorted(path.suffixes[0] for path in (tmp_path / "d").glob("train*")) == [".indices", ".indptr"]
+
+
+def test_weights_of_repeated_columns_are_added() -> None:
+    matrix = scipy.sparse.csr_matrix((np.array([1.0, 2.0, 4.0]), np.array([2, 0, 2]), np.array([0, 3])), shape=(1, 3))
+    train = Dataset.from_csr(matrix, weighted=True).train
+    assert train.weights is not None
+    assert (train.indices.tolist(), train.weights.tolist()) == ([0, 2], [2, 5])
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, 1e-30])
+def test_values_that_are_no_weights(value: float) -> None:
+    matrix = scipy.sparse.csr_matrix((np.array([1.0, value]), np.array([0, 2]), np.array([0, 1, 2])), shape=(2, 3))
+    with pytest.raises(
+        InputError, match=r"`train` has the value \S+ in row 1, column 2; a weight is a number from 1e-20"
+    ):
+        Dataset.from_csr(matrix, weighted=True)
+    assert Dataset.from_csr(matrix).train.nnz == 2
+
+
+def test_weights_need_values_in_every_part() -> None:
+    with pytest.raises(InputError, match="`weighted` needs scipy sparse matrices, whose values it takes; `train` has"):
+        Dataset.from_csr(([0, 1], [0]), weighted=True)
+    weighted, plain = (
+        Dataset.from_csr(scipy.sparse.identity(2), weighted=weighted).train for weighted in (True, False)
+    )
+    with pytest.raises(InputError, match="all of `train`, `valid` and `test` have weights, or none"):
+        Dataset(weighted, plain, plain)
+
+
+def test_a_model_keeps_no_weights() -> None:
+    data = Dataset.from_csr(scipy.sparse.identity(4), weighted=True)
+    assert not interactions_only(data, data.train).weighted
 
 
 def test_load_maps_memory(stored: Path) -> None:

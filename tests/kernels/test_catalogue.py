@@ -54,7 +54,10 @@ def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
         terms = [
             weights[i] * torch.log1p(ratio * ((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items
         ]
-        losses.append(torch.stack(terms).sum() / len(items) ** 0.5)
+        total = torch.stack(terms)
+        if batch.weights is not None:
+            total = total * batch.weights[batch.indptr[b] : batch.indptr[b + 1]]
+        losses.append(total.sum() / len(items) ** 0.5)
     loss = torch.stack(losses)
     dU, dV = torch.autograd.grad(loss.sum(), (U, V))
     return loss.detach(), dU[batch.users.long()], dV
@@ -91,9 +94,24 @@ def test_a_user_who_has_the_whole_pool_learns_nothing(backend: Backend) -> None:
     U, V = torch.randn(1, 4), torch.randn(5, 4)
     pool = Pool(torch.arange(5, dtype=torch.int32), 2, 3.0)
     batch = CatalogueBatch(
-        torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3]), torch.tensor([0, 1, 4], dtype=torch.int32), pool
+        torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3]), torch.tensor([0, 1, 4], dtype=torch.int32), pool=pool
     )
     assert not any(x.any() for x in backend.catalogue_gradients(U, V, batch, objective()))
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+def test_weights_multiply_the_terms_of_the_positives(backend: Backend, score: Score) -> None:
+    U, V, batch = case(4, 70, 80, 40, 16)
+    weights = torch.rand(len(batch.indices), generator=torch.Generator().manual_seed(0)) * 3
+    weighted = batch._replace(weights=weights)
+    got = backend.catalogue_gradients(U, V, weighted, objective(score))
+    for x, want in zip(got, definition(U, V, weighted, objective(score)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+    ones = batch._replace(weights=torch.ones_like(weights))
+    results = [backend.catalogue_gradients(U, V, given, objective(score)) for given in (batch, ones)]
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+    with pytest.raises(InputError, match="the weights of batch"):
+        backend.catalogue_gradients(U, V, batch._replace(weights=weights[1:]), objective(score))
 
 
 @pytest.mark.parametrize("temperature", [0.01, 100.0])
@@ -143,7 +161,7 @@ def test_a_bad_factor_shows(backend: Backend) -> None:
 def test_every_user_once_in_an_order_of_the_epoch() -> None:
     indptr = torch.tensor([0, 2, 2, 3, 6, 7])  # user 1 has no item, user 3 all of them
     indices = torch.tensor([0, 2, 1, 0, 1, 2, 2], dtype=torch.int32)
-    plan = CataloguePlan(indptr, indices, 3, seed=5, pool=3)
+    plan = CataloguePlan(indptr, indices, 3, seed=5, pool=3, weights=torch.arange(7.0))
     assert plan.n_lists == 3
     orders = [plan.order(epoch).tolist() for epoch in range(20)]
     assert all(sorted(order) == [0, 2, 4] for order in orders)
@@ -154,13 +172,15 @@ def test_every_user_once_in_an_order_of_the_epoch() -> None:
     for b, user in enumerate(batch.users.tolist()):
         row = batch.indices[batch.indptr[b] : batch.indptr[b + 1]]
         assert row.tolist() == indices[indptr[user] : indptr[user + 1]].tolist()
+        assert batch.weights is not None
+        assert batch.weights[batch.indptr[b] : batch.indptr[b + 1]].tolist() == [*range(indptr[user], indptr[user + 1])]
 
 
 def test_a_plan_draws_a_pool_for_each_step() -> None:
     degrees = torch.tensor([3, 0, 10, 1])
     rows = [torch.randperm(50)[:n].sort().values for n in degrees.tolist()]
     indptr, indices = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)]), torch.cat(rows).int()
-    plan = CataloguePlan(indptr, indices, 50, seed=1, pool=20)
+    plan = CataloguePlan(indptr, indices, 50, seed=1, pool=20, weights=indices.float())
     pools = []
     for epoch in range(3):
         for start in range(2):
@@ -173,6 +193,8 @@ def test_a_plan_draws_a_pool_for_each_step() -> None:
                 columns = batch.indices[batch.indptr[b] : batch.indptr[b + 1]]
                 assert (columns.diff() > 0).all()
                 assert items[columns.long()].sort().values.tolist() == rows[user].tolist()
+            assert batch.weights is not None
+            assert torch.equal(batch.weights, items[batch.indices.long()].float())
             positives = torch.cat([rows[user] for user in batch.users.tolist()])
             assert set(items[20:].tolist()) == set(positives.tolist()) - set(drawn.tolist())
             pools.append(tuple(drawn.tolist()))

@@ -186,9 +186,7 @@ def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
         if state.step == 4:
             state.V[:] = math.nan
 
-    with pytest.raises(
-        DrmError, match=r"nan in epoch 1, step 5 \(`lr` 0\.2\); lower `lr` or raise `temperature`"
-    ):
+    with pytest.raises(DrmError, match=r"nan in epoch 1, step 5 \(`lr` 0\.2\); lower `lr` or raise `temperature`"):
         train(state, config, data, fit, backend, on_batch=poison)
 
 

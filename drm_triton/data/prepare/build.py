@@ -81,12 +81,13 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         if options.min_rating is not None:
             counts = (_present(codes[role].to_numpy()) for role in ("user", "item"))
             record(f"rating >= {options.min_rating:g}", len(codes), *counts)
-        users, items, time = _distinct(codes)
+        users, items, time, weights = _distinct(codes)
         del codes
         record("one row per user and item", len(users), _present(users), _present(items))
         if max(options.min_user, options.min_item) > 1:
             kept = core(users, items, options.min_user, options.min_item)
-            users, items, time = users[kept], items[kept], time if time is None else time[kept]
+            users, items = users[kept], items[kept]
+            time, weights = (values if values is None else values[kept] for values in (time, weights))
             name = f"at least {options.min_user} items per user and {options.min_item} users per item"
             record(name, len(users), _present(users), _present(items))
         users, user_ids = _compact(users, user_ids)
@@ -96,14 +97,19 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         labels = split(users, items, time, options.split, options.ratios, options.seed)
         shape = (len(user_ids), len(item_ids))
         masks = (labels == label for label in range(3))
-        train, valid, test = (CSR.from_pairs(users[mask], items[mask], shape) for mask in masks)
+        train, valid, test = (
+            CSR.from_pairs(users[mask], items[mask], shape, weights if weights is None else weights[mask])
+            for mask in masks
+        )
         if not train.nnz:
             raise InputError(
                 f"split {options.split} leaves none of {len(users):,} interactions to train on: raise the first of "
                 "`ratios`, choose another `split`, or give more data"
             )
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
-    meta = {"source": "frame", "options": asdict(options), "steps": steps}
+    meta: dict[str, Any] = {"source": "frame", "options": asdict(options), "steps": steps}
+    if raw.weight:
+        meta["weights"] = {"column": raw.weight}
     return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)
 
 
@@ -141,19 +147,32 @@ def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl
     return lazy.collect(engine="streaming")
 
 
-def _distinct(codes: pl.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any] | None]:
-    """Return users, items and times [n], sorted by user, then item. Of repeated pairs, keep the latest."""
+def _distinct(
+    codes: pl.DataFrame,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any] | None, NDArray[np.float32] | None]:
+    """Return users, items, times and weights [n], sorted by user, then item.
+
+    Of repeated pairs, the latest time is kept, and the weights are added, in ascending order: their sum then does not
+    depend on the order of rows.
+    """
     pair = (pl.col("user").cast(pl.Int64) * 2**32 + pl.col("item")).alias("pair")
-    if "time" in codes.columns:
-        frame = codes.select(pair, "time").sort("pair", "time")
-        frame = frame.filter(pl.col("pair").ne_missing(pl.col("pair").shift(-1)))
-        pairs, time = frame["pair"].to_numpy(), frame["time"].to_numpy()
-    else:
-        pairs, time = codes.select(pair).to_series().sort().to_numpy(), None
-        different = pairs[1:] != pairs[:-1]
-        if not different.all():
-            pairs = pairs[np.concatenate([[True], different])]
-    return (pairs >> 32).astype(np.int32), pairs.astype(np.int32), time  # the upper and the lower half
+    others = [name for name in ("weight", "time") if name in codes.columns]
+    frame = codes.select(pair, *others).sort("pair", *others)
+    found = {name: frame[name].to_numpy() for name in frame.columns}
+    different = found["pair"][1:] != found["pair"][:-1]
+    if not different.all():
+        first = np.flatnonzero(np.concatenate([[True], different]))
+        found = {name: _MERGED[name].reduceat(values, first) for name, values in found.items()}
+    pairs, weights = found["pair"], found.get("weight")
+    return (
+        (pairs >> 32).astype(np.int32),  # the upper half
+        pairs.astype(np.int32),  # the lower half
+        found.get("time"),
+        weights if weights is None else weights.astype(np.float32),
+    )
+
+
+_MERGED = {"pair": np.maximum, "time": np.maximum, "weight": np.add}  # what becomes of the rows of one pair
 
 
 def _present(codes: NDArray[np.integer]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from drm_triton.errors import InputError
 
-ROLES = ("user", "item", "rating", "timestamp")
+ROLES = ("user", "item", "rating", "timestamp", "weight")
 
 # Common column names, compared without case, blanks, dots, dashes and underscores. "userId" counts as "user".
 SPELLINGS: dict[str, frozenset[str]] = {
@@ -21,6 +21,7 @@ SPELLINGS: dict[str, frozenset[str]] = {
         "playcount reviewscore reviewrating userrating",
         "timestamp": "timestamp time ts date datetime unixtime unixreviewtime reviewtime eventtime createdat created "
         "reviewdate createtime ratedat tstamp when",
+        "weight": "",  # never recognised: a column of weights has to be named
     }.items()
 }
 
@@ -31,7 +32,7 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     Parameters
     ----------
     columns : all column names of the table
-    given : role -> column name; None to recognise the column by its name, "" for no rating or timestamp
+    given : role -> column name; None to recognise the column by its name, "" for no rating, timestamp or weight
     where : name of the file or frame in messages
     hint : end of the message if the user's or the item's column is missing
 
@@ -39,7 +40,7 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     -------
     dict
         role -> column. ``rating`` and ``timestamp`` may be missing: several candidates for one of them count as none,
-        because no step needs it unless it is named.
+        because no step needs it unless it is named. ``weight`` is there only if it is given.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     found: dict[str, str] = {}
     for role in ROLES:
         name = given.get(role)
-        if name == "" and role in ("rating", "timestamp"):
+        if name == "" and role not in ("user", "item"):
             continue
         if name is not None:
             matches = [c for c in columns if c == name] or [c for c in columns if plain(c) == plain(name)]

@@ -158,6 +158,8 @@ def _read(
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
         with reporter.step("open"):
             interactions = source.read(Inputs(raw, Path(scratch)), file_format)
+        if file_format.weight and interactions.weight is None:
+            raise InputError(f"{interactions.name} has no column to choose as `weight`: leave out `weight`")
         if not own_filter:
             interactions = replace(interactions, own_filter=None)
         checksums = pool.submit(sha256, interactions.files)  # in parallel to reading: hashing releases the GIL

@@ -16,7 +16,8 @@ class FileFormat:
     Attributes
     ----------
     user, item, rating, timestamp : column names; "" ignores the ratings or times
-    columns : column names by position, for a file without header; names other than the four above are skipped
+    weight : name of the column of weights; None for no weights
+    columns : column names by position, for a file without header: the five names above; others are skipped
     separator : separator between the fields of a text file
     encoding : encoding of a text file that is not UTF-8
     leading : what each line of source lists begins with: user, count or none
@@ -27,6 +28,7 @@ class FileFormat:
     item: str | None = None
     rating: str | None = None
     timestamp: str | None = None
+    weight: str | None = None
     columns: Sequence[str] | None = None
     separator: str | None = None
     encoding: str | None = None
@@ -41,8 +43,8 @@ class RawTable:
     Attributes
     ----------
     name : name of the file in messages
-    frame : columns ``user``, ``item`` and, if the file has them, ``rating`` and ``timestamp``. If a row of the file
-        has several interactions, also ``row``: its number, from 0, for messages.
+    frame : columns ``user``, ``item`` and, if the file has them, ``rating`` and ``timestamp``. With weights, also
+        ``weight``. If a row of the file has several interactions, also ``row``: its number, from 0, for messages.
     locate : returns the place of the damage in a file that cannot be read, such as "line 17", or ""
     quick : the same interactions, faster to read, but reading fails if a value has an unexpected type
     unit : what messages call a row of the file
@@ -73,6 +75,8 @@ class RawInteractions:
         The input files. Their checksums are recorded.
     own_filter : (description, function), optional
         A filter that belongs to the source. It runs before all others, on a frame with ``user``, ``item``, ``rating``.
+    weight : str, optional
+        The column that the weights come from, for the record.
     """
 
     tables: Sequence[RawTable]
@@ -80,6 +84,7 @@ class RawInteractions:
     titles: pl.LazyFrame | None = None
     files: Sequence[Path] = field(default_factory=tuple)
     own_filter: tuple[str, Callable[[pl.LazyFrame], pl.LazyFrame]] | None = None
+    weight: str | None = None
 
     @property
     def name(self) -> str:

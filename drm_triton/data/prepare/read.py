@@ -18,10 +18,12 @@ from drm_triton.data.prepare.values import (
     is_kept,
     rating_values,
     time_values,
+    weight_values,
     whole_numbers,
 )
 from drm_triton.data.split import NEEDS_TIME
 from drm_triton.errors import InputError
+from drm_triton.names import WEIGHT_RANGE
 
 if TYPE_CHECKING:
     from drm_triton.data.prepare.build import BuildOptions
@@ -31,7 +33,7 @@ SAMPLE_ROWS = 1000  # rows that decide whether ids are whole numbers, and how ti
 
 
 def collect(raw: RawInteractions, options: BuildOptions) -> pl.DataFrame:
-    """Read the columns needed: user, item, and depending on the options keep (the rating suffices), rating, time.
+    """Read the columns needed: user, item, and as needed keep (the rating suffices), rating, time, weight.
 
     The first pass takes the quick frames and leaves a null where that fails. Only if there is a null, a careful pass
     follows, which handles blank lines, blanks around numbers and negative ids. If nulls remain among ids that look like
@@ -53,6 +55,8 @@ def collect(raw: RawInteractions, options: BuildOptions) -> pl.DataFrame:
             columns["rating"] = rating_values(schema["rating"], careful).cast(pl.Float32)
         if options.split in NEEDS_TIME:
             columns["time"] = time_values(schema["timestamp"], partial(_sample, view, "timestamp"))
+        if "weight" in schema:
+            columns["weight"] = weight_values(schema["weight"], columns.get("keep"), careful)
         try:
             frame = _collect(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
         except InputError:
@@ -165,6 +169,7 @@ _PROBLEMS = {  # column that has a null -> role, what is wrong
     "item": ("item", "has no usable item id"),
     "keep": ("rating", "has a rating that is missing or not a number"),
     "time": ("timestamp", "has a time that is neither a number nor like 2020-12-31 23:59:59"),
+    "weight": ("weight", f"has a weight that is not a number from {WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}"),
 }
 
 
@@ -172,9 +177,11 @@ def _error_at(raw: RawInteractions, column: str, expression: pl.Expr) -> InputEr
     """Return the error for the first row where `expression` is null."""
     role, problem = _PROBLEMS[column]
     advice = "correct or remove that row"
-    if raw.has_columns and column in ("keep", "time"):
+    if raw.has_columns and column in ("keep", "time", "weight"):
         advice += f", or name another column as `{role}`"
         advice += f" (`{role}` '' ignores ratings)" if column == "keep" else ""
+    if raw.has_columns and column == "weight":
+        advice += "; to leave out all rows with small weights, name the column as `rating` too and give `min_rating`"
     schema = _schema(raw)
     for table in raw.tables:
         numbered = table.frame if "row" in table.frame.collect_schema() else table.frame.with_row_index("row")

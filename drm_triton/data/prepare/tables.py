@@ -33,6 +33,8 @@ def read_tables(
     """Read files as interactions. The columns are found by name in each file."""
     tables, kinds = [], set()
     given = {role: getattr(file_format, role) for role in ROLES}
+    if given["weight"] is None and "weight" in (file_format.columns or ()):
+        given["weight"] = "weight"  # named by its position
     for file in files:
         frame, kind, locate = scan(inputs, file, file_format)
         with read_errors(file.name, locate):
@@ -48,7 +50,9 @@ def read_tables(
             locate = partial(file.first_bad_line, partial(_is_row, columns=tuple(found.values())))
         tables.append(RawTable(file.name, frame.select(roles), locate, quick, unit, columns))
         kinds.add(kind)
-    return RawInteractions(tables, text=kinds == {"text"}, titles=titles, files=[f.on_disk for f in files])
+    return RawInteractions(
+        tables, text=kinds == {"text"}, titles=titles, files=[f.on_disk for f in files], weight=given["weight"]
+    )
 
 
 def read_frame(frame: Any, names: Mapping[str, str | None]) -> RawInteractions:
@@ -63,7 +67,7 @@ def read_frame(frame: Any, names: Mapping[str, str | None]) -> RawInteractions:
     if not isinstance(frame, pl.LazyFrame | pl.DataFrame):
         frame = from_pandas(frame, list(roles.values()))
     chosen = frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items())
-    return RawInteractions([RawTable("the frame", chosen, columns=columns)])
+    return RawInteractions([RawTable("the frame", chosen, columns=columns)], weight=roles.get("weight"))
 
 
 def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.LazyFrame:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import polars as pl
 
+from drm_triton.names import WEIGHT_RANGE
+
 # A whole number as Python writes it. Other spellings, such as 007, +7 and -0, would change as integers.
 WHOLE_NUMBER = r"^(?:0|-?[1-9][0-9]{0,18})$"
 
@@ -49,7 +51,20 @@ def whole_numbers(column: pl.Expr) -> pl.Expr:
 
 def rating_values(dtype: pl.DataType, careful: bool) -> pl.Expr:
     """Return ratings as Float64."""
-    column = pl.col("rating")
+    return _numbers("rating", dtype, careful)
+
+
+def weight_values(dtype: pl.DataType, kept: pl.Expr | None, careful: bool) -> pl.Expr:
+    """Return weights as Float64; null if one is out of range. Only rows that are `kept`, if given, need a weight."""
+    number = (
+        _numbers("weight", dtype, careful) if dtype.is_numeric() or dtype == pl.String else pl.lit(None, pl.Float64)
+    )
+    weight = pl.when(number.is_between(*WEIGHT_RANGE)).then(number)
+    return weight if kept is None else pl.when(kept).then(weight).otherwise(1.0)
+
+
+def _numbers(role: str, dtype: pl.DataType, careful: bool) -> pl.Expr:
+    column = pl.col(role)
     return (column.str.strip_chars() if careful and dtype == pl.String else column).cast(pl.Float64, strict=False)
 
 

@@ -128,6 +128,54 @@ def test_threshold_then_latest_of_repeats() -> None:
     assert steps == [(4, 3), (3, 2), (2, 2)]
 
 
+def weights(data: Dataset) -> dict[tuple[Any, Any], float]:
+    """Return the weight of each pair of ids, of all three parts."""
+    found: dict[tuple[Any, Any], float] = {}
+    for matrix in (data.train, data.valid, data.test):
+        assert matrix.weights is not None
+        users = np.repeat(np.arange(data.n_users), matrix.degrees())
+        ids = zip(data.user_ids.gather(users), data.item_ids.gather(matrix.indices), strict=True)
+        found.update(zip(ids, matrix.weights.tolist(), strict=True))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables(), SPLIT, st.integers(1, 2), st.randoms(use_true_random=False))
+def test_weights_are_sums_over_repeated_rows_in_any_order(
+    frame: pl.DataFrame, split: SplitName, min_user: int, random: Random
+) -> None:
+    frame = frame.with_columns(plays=pl.Series([random.uniform(1e-3, 1e3) for _ in range(len(frame))]))
+    try:
+        plain = Dataset.from_frame(frame, split=split, min_user=min_user)
+    except InputError:
+        return  # no user has so many items
+    data = Dataset.from_frame(frame, split=split, min_user=min_user, weight="plays")
+    order = list(range(len(frame)))
+    random.shuffle(order)
+    assert data.checksum == Dataset.from_frame(frame[order], split=split, min_user=min_user, weight="plays").checksum
+    for name in ("train", "valid", "test"):
+        assert pairs(data, name) == pairs(plain, name)
+    sums: dict[tuple[Any, Any], float] = {}
+    for user, item, plays in frame.select("user", "item", "plays").rows():
+        sums[user, item] = sums.get((user, item), 0) + plays
+    assert weights(data) == pytest.approx({pair: sums[pair] for pair in weights(data)}, rel=1e-6)
+
+
+def test_one_column_can_be_rating_and_weight() -> None:
+    frame = pl.DataFrame({"user": [1, 1, 2, 2], "item": [5, 6, 5, 6], "plays": [4, 0, 2, 7]})
+    with pytest.raises(InputError, match=r"row 2 of the frame has a weight that is not a number .* `min_rating`$"):
+        Dataset.from_frame(frame, weight="plays")
+    data = Dataset.from_frame(frame, rating="plays", weight="plays", min_rating=1)
+    assert weights(data) == {(1, 5): 4, (2, 5): 2, (2, 6): 7}
+    assert data.meta["weights"] == {"column": "plays"}
+
+
+def test_weights_do_not_change_a_data_set_without_them() -> None:
+    frame = pl.DataFrame({"user": [1, 1, 2], "item": [5, 6, 5], "weight": [1.0, 2.0, 3.0]})
+    assert not Dataset.from_frame(frame).weighted  # a column of that name is not enough
+    assert Dataset.from_frame(frame).checksum == Dataset.from_frame(frame.drop("weight")).checksum
+
+
 def test_core_needs_iterating() -> None:
     # a path u0-i0-u1-i1-u2: removing its ends uncovers new ends, until nothing is left
     users, items = np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1])

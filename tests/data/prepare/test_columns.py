@@ -21,6 +21,18 @@ def test_ratings_and_times_may_be_ignored_or_ambiguous() -> None:
     assert set(find_columns(["user", "item", "rating", "score"], {}, "a.csv")) == {"user", "item"}
 
 
+def test_weights_are_read_only_if_they_are_named() -> None:
+    columns = ["user", "item", "weight"]
+    assert find_columns(columns, {}, "a.csv") == {"user": "user", "item": "item", "rating": "weight"}
+    assert find_columns(columns, {"weight": "Weight", "rating": ""}, "a.csv") == {
+        "user": "user",
+        "item": "item",
+        "weight": "weight",
+    }
+    with pytest.raises(InputError, match=r"a\.csv has no column 'plays', given as `weight`"):
+        find_columns(columns, {"weight": "plays"}, "a.csv")
+
+
 @pytest.mark.parametrize(
     ("columns", "given", "message"),
     [
