@@ -118,7 +118,7 @@ def test_a_weight_of_2_doubles_the_gradient_of_a_list(score: Any, objective: Any
             table.fill_(1e6)
         times = torch.tensor(repeats)
         batch = ListBatch(users.repeat_interleave(times), items.repeat_interleave(times, 0))
-        train_step(state, batch, config, objective_of(config), get_backend("cpu"), 100.0, weights)
+        train_step(state, batch, config, objective_of(config, 16), get_backend("cpu"), 100.0, weights)
         states.append(state)
     weighted, twice, once = states
     for name in ("U", "V"):
@@ -128,10 +128,10 @@ def test_a_weight_of_2_doubles_the_gradient_of_a_list(score: Any, objective: Any
     assert weighted.sums["loss"] > once.sums["loss"]
 
 
-WHOLE = {"score": "cosine", "objective": "softmax", "negatives": "all"}
+DRM_OPTIONS = [{"objective": "hinge+drm", **options} for options in ({}, {"rho": 3, "score": "l2"}, {"share": 1})]
 
 
-@pytest.mark.parametrize("options", [{}, {"rho": 3, "score": "l2"}, {"share": 1}, WHOLE])
+@pytest.mark.parametrize("options", [{}, {"pool": 30}, *DRM_OPTIONS])
 @pytest.mark.parametrize("transform", ["raw", "log"])
 def test_weights_of_1_give_the_bits_of_none(options: dict[str, Any], transform: Any) -> None:
     plain = DRM(**SMALL, **options).fit(planted())
@@ -142,7 +142,7 @@ def test_weights_of_1_give_the_bits_of_none(options: dict[str, Any], transform: 
         assert torch.equal(ones.item_factors, plain.item_factors)
 
 
-@pytest.mark.parametrize("others", [{}, {"fit_on": "train+valid"}, WHOLE])
+@pytest.mark.parametrize("others", [{}, {"fit_on": "train+valid"}, {"objective": "hinge+drm"}])
 def test_weights_count_only_if_they_are_on(played: Dataset, others: dict[str, Any]) -> None:
     options = {**SMALL, **others}
     plain = DRM(**options).fit(planted())
