@@ -58,9 +58,8 @@ def softmax_of_users(
     x = negatives.logsumexp(1, keepdim=True) - z
     scale = positive.sum(1, keepdim=True).to(s.dtype).rsqrt()
     loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
-    wrong = torch.where(
-        positive, weights * torch.sigmoid(x), 0
-    )  # weight of the negatives in the softmax of each positive
+    # The share of the negatives in the softmax of each positive.
+    wrong = torch.where(positive, weights * torch.sigmoid(x), 0)
     g = wrong.sum(1, keepdim=True) * torch.softmax(negatives, 1) - wrong
     return loss, scale / temperature * g
 
