@@ -269,7 +269,7 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
         bpr=objective.bpr,
         psl_scale=f32(objective.psl_scale),
         temperature=float(objective.temperature),
-        sparse=n >= ACTIVE_MIN and not (objective.mse or objective.softmax),
+        sparse=n >= ACTIVE_MIN and not any((objective.mse, objective.softmax, objective.psl, objective.bpr)),
     )
 
 
