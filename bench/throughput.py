@@ -189,10 +189,10 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
 def long_lists(train: CSR, factors: int) -> list[Row]:
     """Measure lists per second with 45 and with LONG_ETA negatives, and of the product of the scores alone."""
     backend, device = get_backend("cpu"), torch.device("cpu")
-    config = TrainConfig(factors=factors)
+    config = TrainConfig(factors=factors, objective="hinge+drm")
     long_config = dataclasses.replace(config, eta=LONG_ETA, batch_size=LONG_BATCH)
     plan, long_plan = (list_plan(c, train, device) for c in (config, long_config))
-    state, objective = initial_state(config, train, device), objective_of(config)
+    state, objective = initial_state(config, train, device), objective_of(config, train.shape[1])
     while state.position < plan.n_lists:
         stop = min(state.position + config.batch_in_force, plan.n_lists)
         take_step(state, plan, stop, config, objective, backend, config.lr)

@@ -31,9 +31,9 @@ TRIALS = RESULTS / "weights.jsonl"
 METRICS = ("ndcg@10", "recall@50")
 
 MODELS: dict[str, dict[str, Any]] = {
-    "DRM dot": {},
-    "DRM L2": {"score": "l2"},
-    "softmax over the catalogue": {"score": "cosine", "objective": "softmax", "negatives": "all"},
+    "DRM dot": {"objective": "hinge+drm"},
+    "DRM L2": {"objective": "hinge+drm", "score": "l2"},
+    "softmax over the catalogue": {"objective": "softmax", "temperature": 0.15},
 }
 WEIGHTS: dict[str, dict[str, Any]] = {
     "off": {},
