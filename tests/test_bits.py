@@ -51,8 +51,9 @@ def data() -> Dataset:
 
 def digests(data: Dataset, options: dict[str, Any], threads: int) -> dict[str, str]:
     """SHA-256 of the factors after a short training, and of what is then recommended."""
-    fixed = {"objective": "hinge+drm", "factors": 24, "batch_size": 256, "epochs": 2, "cov_every": 3, "backend": "cpu"}
-    model = DRM(**fixed, threads=threads, **options).fit(data)
+    fixed = {"objective": "hinge+drm", "factors": 24, "batch_size": 256, "epochs": 2, "backend": "cpu"}
+    every = {"cov_every": 3} if options["cov"] else {}
+    model = DRM(**fixed, **every, threads=threads, **options).fit(data)
     lists = model.recommend(k=7)
     parts = {
         "factors": [model.user_factors.numpy().tobytes(), model.item_factors.numpy().tobytes()],

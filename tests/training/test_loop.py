@@ -60,7 +60,7 @@ def test_checkerboard_recommends_the_held_out_item_first(score: str, init: str) 
     "options",
     [
         {},
-        {"pool": 40},
+        {"pool": 100},
         {"objective": "softmax@k"},
         {"objective": "psl"},
         {"objective": "bpr"},
