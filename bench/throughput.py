@@ -13,6 +13,10 @@ at most as many negatives as ours has for each positive (max_sampled = eta / rho
 the trained model. The output contains both positives per second and sampled negatives per second. The printed limit is
 the time of the two gathers alone with share 1, for the same rows and with the same prefetching.
 
+Long lists: lists per second with 1,000 negatives, compared with 45, on a model that one epoch has trained. Hinge and
+DRM have a gradient at a few dozen items of a list, so the work is that of the scores, 2 n d operations, a few passes
+over them, and the update of the rows with a gradient. The limit is the product of the scores alone, group by group.
+
 Evaluation: find the 50 best unseen items of all users and compute the metrics, compared with ranking_metrics_at_k of
 implicit. `bench.kernels` measures the ranking alone.
 """
@@ -24,6 +28,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,12 +45,14 @@ from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu.losses import score_items
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
+from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.loop import initial_state
-from drm_triton.training.step import list_plan, objective_of
+from drm_triton.training.step import list_plan, objective_of, take_step
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
+LONG_ETA, LONG_BATCH = 1000, 2048
 EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
 BUFFALO_EPOCHS = 5  # timed epochs
 
@@ -177,6 +184,40 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     ]
 
 
+def long_lists(train: CSR, factors: int) -> list[Row]:
+    """Measure lists per second with 45 and with LONG_ETA negatives, and of the product of the scores alone."""
+    backend, device = get_backend("cpu"), torch.device("cpu")
+    config = TrainConfig(factors=factors)
+    long_config = dataclasses.replace(config, eta=LONG_ETA, batch_size=LONG_BATCH)
+    plan, long_plan = (list_plan(c, train, device) for c in (config, long_config))
+    state, objective = initial_state(config, train, device), objective_of(config)
+    while state.position < plan.n_lists:
+        stop = min(state.position + config.batch_in_force, plan.n_lists)
+        take_step(state, plan, stop, config, objective, backend, config.lr)
+    groups, rows = LONG_BATCH // config.share, state.V[:LONG_ETA].T.contiguous()
+    users, scores = state.U[: config.share], torch.empty(groups, config.share, LONG_ETA)
+
+    def product() -> None:
+        with one_torch_thread():
+            threads.run(partial(torch.mm, users, rows, out=scores[group]) for group in range(groups))
+
+    times = time_in_turns(
+        {
+            "45": baselines.backend_step(backend, plan, state.U, state.V, objective, BATCH),
+            "long": baselines.backend_step(backend, long_plan, state.U, state.V, objective, LONG_BATCH),
+            "floor": product,
+        },
+        seconds=15,
+    )
+    rates = {
+        f"{config.eta_in_force} negatives": BATCH / times["45"],
+        f"{LONG_ETA} negatives": LONG_BATCH / times["long"],
+        f"{LONG_ETA} negatives, limit: the product of the scores alone": LONG_BATCH / times["floor"],
+    }
+    first = next(iter(rates.values()))
+    return [{"lists": name, "lists_per_second": rate, "of_45_negatives": rate / first} for name, rate in rates.items()]
+
+
 def evaluation(data: Dataset, factors: int) -> list[Row]:
     """Measure the users per second for whom the 50 best unseen items are found and evaluated."""
     state = initial_state(TrainConfig(factors=factors, init="normal"), data.train, torch.device("cpu"))
@@ -218,6 +259,11 @@ def main() -> None:
                 line += f"; {row['negatives_per_second']:,.0f} negatives/s"
                 line += f" ({row['negatives_per_positive']:.1f} per positive)"
             print("  " + line, flush=True)
+    print(f"long lists, 1 positive, d = {args.factors}")
+    for row in long_lists(train, args.factors):
+        rows.append(row)
+        line = f"{row['lists']:<60}{row['lists_per_second']:>12,.0f} lists/s"
+        print(f"  {line}, {row['of_45_negatives']:.2f} of those with 45 negatives", flush=True)
     for row in evaluation(data, args.factors):
         rows.append(row)
         print(f"  {row['evaluation']:<30}{row['users_per_second']:>12,.0f} users/s, ours {row['ours_times']:.2f} times")

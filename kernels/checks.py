@@ -103,7 +103,13 @@ def values_of(tensor: Tensor) -> Any:
 def check_index(function: str, name: str, index: Tensor, size: int) -> None:
     """Raise unless every element of `index` is in 0 .. size - 1. Reads the values."""
     values = values_of(index)
-    if index.numel() and (values.min() < 0 or values.max() >= size):
+    if index.numel() == 0:
+        return
+    if index.device.type == "cpu":  # as unsigned numbers, negative ones are the largest: one pass is enough
+        outside = values.view(f"u{values.itemsize}").max() >= size
+    else:
+        outside = values.min() < 0 or values.max() >= size
+    if outside:
         raise InputError(f"{function}: {name} must be in [0, {size}), got values {values.min()} to {values.max()}")
 
 

@@ -286,7 +286,8 @@ class Backend(Protocol):
         row is scaled back to length 1.
 
         Without `dense`, the rows that appear in `terms` take the step. With `dense` [R, d], a gradient that is added to
-        that of the terms, every row does.
+        that of the terms, every row does. A row whose coefficients are all 0 may be left as it is: the step does not
+        move it if it is in the unit ball or, under `cosine`, on the unit sphere.
 
         Parameters
         ----------

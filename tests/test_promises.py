@@ -121,7 +121,7 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
         counted, negatives = CountedRow(row), np.empty(eta, np.int32)
         buffers = sampling.NegativeBuffers(
             np.empty(eta + 3, np.int64), np.empty(eta + 3, np.int64), np.empty(eta, np.int32),
-            np.empty(sampling.TABLE_SIZE, np.bool_),
+            np.empty(512, np.int32), np.empty(eta, np.int32),
         )  # fmt: skip
         blocks.clear()
         if share == 1:

@@ -5,20 +5,24 @@ score of at most theta has P_k <= exp(-D(theta) / tau) for each rank k <= K. Wit
 part are above theta, and the relaxed top K of the list is that of these items alone. docs/objective.md has the proof.
 
 The list is not sorted. A heap finds s_K, and Newton's method finds theta with a few passes over the scores. D is convex
-and falls with theta, so all steps from below stay below: theta is too low, and some items are kept in vain, but never
-too high.
+and falls with theta, so a step from either side leads below: theta is too low, and some items are kept in vain, but
+never too high. The first step starts from the theta of a sample of the scores.
 """
 
 import math
 
 import numpy as np
 
+from drm_triton.kernels.cpu.runtime.bits import count_at_least
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.runtime.simd import LANES, between, largest
 
 ACTIVE_MIN = 64  # shortest list whose active items are found; in shorter ones, nearly all items are active
 BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
-FLOAT32_MARGIN, FLOAT64_MARGIN = 30.0, 40.0  # T - log n; n exp(-T) is below the rounding of one operation
+SAMPLE, SAMPLE_MIN = 8, 512  # lists from SAMPLE_MIN on have a sample: the first one of SAMPLE parts
+AIM = 0.01  # part of the target by which steps stay below its theta
+WORTHWHILE = 0.9  # a step of Newton's method is followed by another one if it drops a tenth of the items
+FLOAT32_MARGIN, FLOAT64_MARGIN = 20.0, 40.0  # T - log n; n exp(-T) is below the rounding of one operation
 
 
 @inline
@@ -53,6 +57,36 @@ def sift(heap, K, start):
 
 
 @inline
+def excess(x, theta, kth, ties, copies):
+    """Return D(theta) and minus its slope. `ties` items after the K-th have its score; x counts `copies` times."""
+    total, number = between(x, theta, kth)
+    return (1 + 2 * ties) * np.float64(kth - theta) + 2 * copies * np.float64(total), 1 + 2 * ties + 2 * copies * number
+
+
+@inline
+def step(theta, reached, slope, target):
+    """Return the next theta of Newton's method. It aims above the target, which rounding could miss otherwise."""
+    return theta + (reached - (1 + AIM) * target) / slope
+
+
+@inline
+def climb(x, theta, kth, ties, copies, target, found):
+    """Return the last theta of Newton's method with D(theta) >= target, or `found` if there is none.
+
+    It begins with a theta that is not too high, and ends if a step drops few items.
+    """
+    kept = np.inf
+    while True:
+        reached, slope = excess(x, theta, kth, ties, copies)
+        if reached < target:  # only rounding can bring a step here
+            return found
+        found = theta
+        if slope >= WORTHWHILE * kept:
+            return found
+        kept, theta = slope, x.dtype.type(step(theta, reached, slope, target))
+
+
+@inline
 def active_threshold(x, n, K, tau, heap):
     """Return a score such that only items with at least this score take part in the first K ranks.
 
@@ -60,37 +94,19 @@ def active_threshold(x, n, K, tau, heap):
     heap : buffer of K numbers
     """
     real, info = x.dtype.type, np.finfo(x.dtype)
-    found = real(info.min)
+    lowest = real(info.min)
     if n <= K:
-        return found
-    kth = kth_largest(x, K, heap)
-    _, number = between(x, -real(np.inf), kth)
-    ties = n - K - np.int64(number) if n < 2**24 else 0  # items after the K-th with its score; float32 counts so far
+        return lowest
+    kth = largest(x) if K == 1 else kth_largest(x, K, heap)
+    ties = count_at_least(x, kth) - K
     margin = FLOAT32_MARGIN if x.itemsize == 4 else FLOAT64_MARGIN
     target = (margin + math.log(n)) * tau * (1 + (n + 8) * info.eps)  # the last factor is for the rounding of D
-    theta, kept = max(real(kth - target - 4 * info.eps * abs(kth)), found), real(np.inf)
-    while True:
-        total, number = between(x, theta, kth)
-        reached = (1 + 2 * ties) * np.float64(kth - theta) + 2 * np.float64(total)  # D(theta)
-        if reached < target:  # only rounding can bring a step here
-            return found
-        found = theta
-        if number >= real(0.9) * kept:  # also if both are 0
-            return found
-        kept, theta = number, real(theta + (reached - target) / (1 + 2 * ties + 2 * number))
-
-
-@inline
-def find_active(x, theta, positions):
-    """Write the positions of the items with a score of at least theta to `positions`; return their number."""
-    m = 0
-    for start in range(0, x.size, BLOCK):
-        block = x[start : start + BLOCK]
-        if largest(block) >= theta:
-            for j in range(block.size):
-                positions[m] = start + j
-                m += block[j] >= theta
-    return m
+    theta = max(real(kth - target - 4 * info.eps * abs(kth)), lowest)
+    if x.size >= SAMPLE_MIN:
+        guess = climb(x[: x.size // SAMPLE], theta, kth, ties, SAMPLE, target, theta)
+        reached, slope = excess(x, guess, kth, ties, 1)
+        theta = max(theta, real(step(guess, reached, slope, target)))
+    return climb(x, theta, kth, ties, 1, target, lowest)
 
 
 @inline

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_lists
+from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.losses import (
     LossParameters,
     add_rows,
@@ -36,8 +37,9 @@ from drm_triton.kernels.cpu.losses import (
 )
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
+from drm_triton.kernels.cpu.runtime.bits import find_not_zero, find_true
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, negative_distances, padded
+from drm_triton.kernels.cpu.runtime.simd import ITEMS, LANES, ROWS, VECTORS, multiply, padded, score_lists
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
@@ -76,42 +78,41 @@ def store_losses(losses, b, values):
 
 
 class GradientBuffers(NamedTuple):
-    """Buffers for the shared negatives of a tile; `padded` dimensions are multiples of LANES or ROWS."""
+    """Buffers for the shared negatives of a tile; `padded` dimensions are multiples of what `simd` computes at once."""
 
-    rows: NDArray[np.float32]  # [padded eta, padded d] factors of the shared negatives
     columns: NDArray[np.float32]  # [d, padded tile] factors of the users
-    scores: NDArray[np.float32]  # [padded eta, padded tile]
-    g: NDArray[np.float32]  # [padded tile, eta] gradient to these scores
-    user_grad: NDArray[np.float32]  # [padded tile, padded d]
-    not_finite: NDArray[np.bool_]  # [eta], rows that would spoil lists that do not contain them: 0 * inf is NaN
+    scores: NDArray[np.float32]  # [padded tile, padded eta]
     positions: NDArray[np.int64]  # [eta], negatives of one list that are not taken from the products
+    not_finite: NDArray[np.bool_]  # [eta], rows that would spoil lists that do not contain them: 0 * inf is NaN
+    rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives
+    g: NDArray[np.float32]  # [padded tile, eta] gradient to their scores
+    user_grad: NDArray[np.float32]  # [padded tile, padded d]
 
 
 @inline
 def score_tile(tile, following, inputs, groups, buffers):
     """Compute the scores of the shared negatives of a tile; prefetch the rows of tile `following`."""
-    rows, columns, d = buffers.rows, buffers.columns, inputs.U.shape[1]
     group, start, stop = tile_bounds(tile, groups)
     next_group, next_start, next_stop = tile_bounds(following, groups)
-    negatives, next_negatives = groups.items[group], groups.items[next_group]
     for t in range(stop - start):
         u = inputs.U[inputs.users[start + t]]
-        for c in range(d):
-            columns[c, t] = u[c]
+        for c in range(u.size):
+            buffers.columns[c, t] = u[c]
     for b in range(next_start, next_stop):
         prefetch_row(inputs.U, inputs.users[b])
-    for j in range(negatives.size):
-        prefetch_row(inputs.V, next_negatives[j])
-        row, v = rows[j], inputs.V[negatives[j]]
-        for c in range(d):
+    score_lists(inputs.V, groups.items[group], groups.items[next_group], buffers.columns, inputs.l2, buffers.scores)
+
+
+@inline
+def copy_rows(V, items, buffers):
+    """Copy the rows of the shared negatives, with 0 for those that are not finite."""
+    for j in range(items.size):
+        row, v = buffers.rows[j], V[items[j]]
+        for c in range(v.size):
             row[c] = v[c]
         buffers.not_finite[j] = not all_finite(v)
         if buffers.not_finite[j]:
             row[:] = f32(0)
-    if inputs.l2:
-        negative_distances(rows, d, columns, buffers.scores)
-    else:
-        multiply(rows, rows.shape[1], 1, columns, d, buffers.scores)
 
 
 @inline
@@ -130,22 +131,47 @@ def separate_positions(replaced, not_finite, positions):
 
 
 @inline
+def add_active(V, items, g, replaced, positions, total):
+    """Add sum_j g_j v_j over the shared negatives of a list to total [d]; most g_j are 0. `positions` is a buffer."""
+    count = find_not_zero(g, replaced, positions)
+    for i in range(0, count - 3, 4):
+        j0, j1, j2, j3 = positions[i], positions[i + 1], positions[i + 2], positions[i + 3]
+        v0, v1, v2, v3 = V[items[j0]], V[items[j1]], V[items[j2]], V[items[j3]]
+        g0, g1, g2, g3 = g[j0], g[j1], g[j2], g[j3]
+        for c in range(total.size):
+            total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+    for i in range(count & ~3, count):
+        v0, g0 = V[items[positions[i]]], g[positions[i]]
+        for c in range(total.size):
+            total[c] += g0 * v0[c]
+
+
+@inline
 def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers, out):
-    """Compute scores, losses and gradients of the lists of a tile; prefetch the rows of tile `following`."""
+    """Compute scores, losses and gradients of the lists of a tile; prefetch the rows of tile `following`.
+
+    If most gradients to scores are 0, the rows that have one are added to the user's gradient. Otherwise, that of the
+    shared negatives is a product.
+    """
     U, V, l2, rho, last = inputs.U, inputs.V, inputs.l2, loss.rho, inputs.users.size - 1
-    _, start, stop = tile_bounds(tile, groups)
+    group, start, stop = tile_bounds(tile, groups)
     if start == stop:
         return
-    eta = groups.items.shape[1]
+    shared, eta = groups.items[group], groups.items.shape[1]
     score_tile(tile, following, inputs, groups, tile_buffers)
+    if not loss.sparse:
+        copy_rows(V, shared, tile_buffers)
     for b in range(start, stop):
         t, u, s, g, user_grad = b - start, U[inputs.users[b]], out.scores[b], out.g[b], out.user_grad[b]
-        positives, negatives = inputs.items[b, :rho], inputs.items[b, rho:]
+        positives, negatives, replaced = inputs.items[b, :rho], inputs.items[b, rho:], groups.replaced[b]
         score_items(u, V, positives, inputs.items[min(b + 1, last), :rho], l2, s[:rho])
-        s_negatives, g_negatives, g_shared = s[rho:], g[rho:], tile_buffers.g[t]
+        s_negatives, g_negatives = s[rho:], g[rho:]
         for j in range(eta):
-            s_negatives[j] = tile_buffers.scores[j, t]
-        count = separate_positions(groups.replaced[b], tile_buffers.not_finite, tile_buffers.positions)
+            s_negatives[j] = tile_buffers.scores[t, j]
+        if loss.sparse:
+            count = find_true(replaced, tile_buffers.positions)
+        else:
+            count = separate_positions(replaced, tile_buffers.not_finite, tile_buffers.positions)
         positions = tile_buffers.positions[:count]
         for i in range(count):
             j = positions[i]
@@ -153,19 +179,25 @@ def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers,
         store_losses(out.losses, b, list_loss(s, loss, buffers, g))
         user_grad[:] = f32(0)
         add_rows(V, positives, g[:rho], user_grad)
-        for j in range(eta):
-            g_shared[j] = g_negatives[j]
+        if not loss.sparse:
+            for j in range(eta):
+                tile_buffers.g[t, j] = g_negatives[j]
         for i in range(count):
             j = positions[i]
             add_rows(V, negatives[j : j + 1], g_negatives[j : j + 1], user_grad)
-            g_shared[j] = f32(0)
-    multiply(tile_buffers.g, eta, 1, tile_buffers.rows, eta, tile_buffers.user_grad)
-    for b in range(start, stop):
-        user_grad, of_shared = out.user_grad[b], tile_buffers.user_grad[b - start]
-        for c in range(user_grad.size):
-            user_grad[c] += of_shared[c]
-        if l2:
-            convert_to_l2(U[inputs.users[b]], out.g[b], user_grad)
+            if not loss.sparse:
+                tile_buffers.g[t, j] = f32(0)
+        if loss.sparse:
+            add_active(V, shared, g_negatives, replaced, tile_buffers.positions, user_grad)
+    if not loss.sparse:
+        multiply(tile_buffers.g, eta, 1, tile_buffers.rows, eta, tile_buffers.user_grad)
+        for b in range(start, stop):
+            user_grad, of_shared = out.user_grad[b], tile_buffers.user_grad[b - start]
+            for c in range(user_grad.size):
+                user_grad[c] += of_shared[c]
+    if l2:
+        for b in range(start, stop):
+            convert_to_l2(U[inputs.users[b]], out.g[b], out.user_grad[b])
 
 
 @kernel
@@ -173,15 +205,15 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute scores, losses and gradients of tiles start .. stop - 1."""
     eta, d = groups.items.shape[1], inputs.U.shape[1]
     buffers = list_buffers(inputs.items.shape[1], loss.weights)
-    height, width, lists = padded(eta, ROWS), padded(d, LANES), padded(groups.tile, LANES)
+    width, lists, height = padded(d, LANES), padded(groups.tile, VECTORS * LANES), padded(groups.tile, ROWS)
     tile_buffers = GradientBuffers(
-        np.zeros((height, width), np.float32),
         np.zeros((d, lists), np.float32),
-        np.empty((height, lists), np.float32),
-        np.zeros((padded(groups.tile, ROWS), eta), np.float32),
-        np.empty((padded(groups.tile, ROWS), width), np.float32),
-        np.empty(eta, np.bool_),
+        np.empty((lists, padded(eta, ITEMS)), np.float32),
         np.empty(eta, np.int64),
+        np.empty(eta, np.bool_),
+        np.zeros((eta, width), np.float32),
+        np.zeros((height, eta), np.float32),
+        np.empty((height, width), np.float32),
     )
     for tile in range(start, stop):
         tile_gradients(tile, min(tile + 1, stop - 1), inputs, groups, loss, buffers, tile_buffers, out)
@@ -232,6 +264,7 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
         mse=objective.mse,
         softmax=objective.softmax,
         temperature=float(objective.temperature),
+        sparse=n >= ACTIVE_MIN and not (objective.mse or objective.softmax),
     )
 
 

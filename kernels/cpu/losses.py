@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drm_triton.kernels.cpu.active import ACTIVE_MIN, gather
+from drm_triton.kernels.cpu.runtime.bits import count_at_least, first_at_least
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, smallest
 from drm_triton.kernels.cpu.softsort import (
@@ -40,6 +41,7 @@ class LossParameters(NamedTuple):
     mse: bool
     softmax: bool
     temperature: float
+    sparse: bool  # most items of a list have gradient 0
 
 
 class ListBuffers(NamedTuple):
@@ -109,14 +111,10 @@ def hinge_loss(positives, negatives, margin, phi, g_positives, g_negatives):
     gap = margin - lowest + highest
     if not gap > 0:
         return f32(0)
-    violations = 0
-    for t in range(negatives.size):
-        violations += margin - lowest + negatives[t] >= 0
-    i, j = 0, 0  # the first position of each: ties go to the lower one
+    violations = count_at_least(negatives, lowest - margin)
+    i, j = 0, first_at_least(negatives, highest)  # the first position of each: ties go to the lower one
     while positives[i] != lowest:
         i += 1
-    while negatives[j] != highest:
-        j += 1
     g_positives[i] -= phi[violations]
     g_negatives[j] += phi[violations]
     return phi[violations] * gap

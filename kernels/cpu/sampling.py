@@ -2,7 +2,7 @@
 
 Cost of a list at rho = 3, eta = 45: 12 Philox blocks, 4 permutations of 16 hashes, and 45 binary searches in the user's
 items. It reads those items and writes n ids. Lists that share negatives draw the blocks once per group. Each list then
-finds out which shared draws are items of its user: it looks up the user's items in a small table of the draws, or
+finds out which shared draws are items of its user: it looks up the user's items in a hash table of the draws, or
 searches for the draws if the user has very many items.
 """
 
@@ -28,7 +28,7 @@ MULTIPLY0, MULTIPLY1, WEYL0, WEYL1 = u64(0xD2511F53), u64(0xCD9E8D57), u64(0x9E3
 MIX0, MIX1 = u64(0x85EBCA6B), u64(0xC2B2AE35)
 ZERO, ONE = u64(0), u64(1)
 SEARCH_BLOCK = 64  # lists whose users are searched together
-TABLE_SIZE = 4096  # of the table of shared draws, a power of two
+TABLE_LOAD = 8  # entries of the hash table of shared draws, for each draw
 SEARCH_ABOVE = 16  # times eta: shared draws are searched for in the items of a user who has more than this
 
 
@@ -77,7 +77,8 @@ class NegativeBuffers(NamedTuple):
     rank: NDArray[np.int64]  # [eta + 3] ranks among the items that the user does not have
     low: NDArray[np.int64]  # [eta + 3] positions in the user's items
     shared: NDArray[np.int32]  # [eta] draws of the group
-    table: NDArray[np.bool_]  # [TABLE_SIZE], which low bits occur among these draws
+    first: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
+    following: NDArray[np.int32]  # [eta] the draw before this one in the table with the same low bits, or -1
 
 
 @inline
@@ -240,14 +241,15 @@ def draw_negatives(plan, number, row, first_draw, buffers, negatives):
 
 @inline
 def draw_shared(plan, group, buffers):
-    """Fill `shared` with the draws of a group, uniform items, and enter each in `table` by its low bits."""
-    shared, table = buffers.shared, buffers.table
-    table[:] = False
+    """Fill `shared` with the draws of a group, uniform items, and enter each in the hash table by its low bits."""
+    shared, first = buffers.shared, buffers.first
+    first[:] = -1
     for j in range(0, shared.size, 4):
         words = philox(plan.seed, plan.epoch4 + u64(NEGATIVES), group, u64(SHARED_BLOCK + j // 4))
         for i in range(min(4, shared.size - j)):
             item = np.int64(below(words[i], u64(plan.n_items)))
-            shared[j + i], table[item & (TABLE_SIZE - 1)] = item, True
+            slot = item & (first.size - 1)
+            shared[j + i], buffers.following[j + i], first[slot] = item, first[slot], j + i
 
 
 @inline
@@ -267,11 +269,12 @@ def take_shared(plan, number, row, buffers, negatives, replaced):
     for j in range(eta):
         negatives[j] = shared[j]
     for p in range(row.size):
-        if buffers.table[row[p] & (TABLE_SIZE - 1)]:
-            for j in range(eta):
-                if shared[j] == row[p]:
-                    replaced[j] = True
-                    draw_negatives(plan, number, row, j, buffers, negatives[j : j + 1])
+        j = buffers.first[row[p] & (buffers.first.size - 1)]
+        while j >= 0:
+            if shared[j] == row[p]:
+                replaced[j] = True
+                draw_negatives(plan, number, row, j, buffers, negatives[j : j + 1])
+            j = buffers.following[j]
 
 
 @inline
@@ -321,11 +324,15 @@ def draw_lists(start, stop, plan, batch):
         unsigned[0], unsigned[1], unsigned[2], unsigned[3], unsigned[4], unsigned[5], signed[0], signed[1],
         np.empty(4 * SEARCH_BLOCK, np.uint64),
     )  # fmt: skip
+    table_size = 1
+    while table_size < TABLE_LOAD * eta:
+        table_size *= 2
     negative_buffers = NegativeBuffers(
         np.empty(eta + 3, np.int64),
         np.empty(eta + 3, np.int64),
         np.empty(eta, np.int32),
-        np.empty(TABLE_SIZE, np.bool_),
+        np.empty(table_size, np.int32),
+        np.empty(eta, np.int32),
     )
     for block in range(start, stop, SEARCH_BLOCK):
         draw_block(block, min(block + SEARCH_BLOCK, stop), plan, buffers, negative_buffers, batch)

@@ -13,8 +13,8 @@ dz_k = w_k P_k (q - <P_k, q>) / tau and G = sum_k dz_k, whose sum over the list 
 This is the gradient of the reference, again without terms of size n G that cancel for the first ranks.
 
 Short lists compute all n^2 pairs in vector registers, with 3 and 5 vector operations per 8 or 16 pairs. Of a long list,
-only the active items are processed (`active`). If these are still many, they are sorted and use running sums. Arrays
-are padded to a multiple of LANES with entries that have P = 0.
+only the active items are processed (`active`). If these are still many, they are sorted, with 2 vector operations per 8
+or 16 pairs, and use running sums. Arrays are padded to a multiple of LANES with entries that have P = 0.
 
 The first part of this file sorts one list and is used by training. The second part contains the operations
 `soft_topk_forward`, `soft_topk_backward` and `drm_lists` on batches of lists with masks.
@@ -32,14 +32,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import FLOATS, check_softsort
-from drm_triton.kernels.cpu.active import ACTIVE_MIN, active_threshold, find_active, gather, scatter
+from drm_triton.kernels.cpu.active import ACTIVE_MIN, active_threshold, gather, scatter
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
+from drm_triton.kernels.cpu.runtime.bits import find_at_least
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, kernel
-from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, smallest, sum_above, sum_pairs
+from drm_triton.kernels.cpu.runtime.simd import LANES, largest, padded, rank_entries, smallest, sum_above, sum_pairs
 
 KEPT = 8  # rows P_k of n entries that are kept from Q to its gradient; the others are computed twice
-PAIRWISE_MAX = 640  # longest list that computes all pairs; from about this length sorting is faster (AVX-512, float32)
+PAIRWISE_MAX = 63  # longest list that computes the sums of all pairs; longer ones are sorted and use running sums
+COUNTING_MAX = 1024  # longest list that is sorted by counting, for each entry, those before it
 
 f32 = np.float32
 LOG2E, LN2_HIGH, LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
@@ -95,6 +97,7 @@ class SortBuffers(NamedTuple):
     rows: NDArray[Any]  # [(KEPT + 1) * padded n] or less, P_k times totals[k - 1] for the ranks kept, and one more row
     totals: NDArray[Any]  # [ranks kept]
     order: NDArray[np.int64]  # [n], positions in ascending order of the scores, for long lists
+    rank: NDArray[np.int64]  # [padded n], number of entries with a larger score
     active: NDArray[np.int64]  # [n], positions of the active items, for long lists
 
 
@@ -108,6 +111,7 @@ def sort_buffers(n, ranks, like):
         np.empty((min(KEPT, ranks) + 1) * size, like.dtype),
         np.empty(ranks, like.dtype),
         np.empty(n, np.int64),
+        np.empty(size, np.int64),
         np.empty(n, np.int64),
     )
 
@@ -115,9 +119,9 @@ def sort_buffers(n, ranks, like):
 @inline
 def shortened(buffers, n):
     """Return the part of the buffers that a list of n entries uses. The shorter it is, the more rows are kept."""
-    R, G, rows, totals, order, active = buffers
+    R, G, rows, totals, order, rank, active = buffers
     size = padded(n, LANES)
-    return SortBuffers(R[:size], G[:size], rows, totals[: rows.size // size - 1], order[:n], active)
+    return SortBuffers(R[:size], G[:size], rows, totals[: rows.size // size - 1], order[:n], rank[:size], active)
 
 
 @inline
@@ -128,12 +132,18 @@ def pad(s, n):
 
 
 @inline
-def sort(s, order):
-    """Fill `order` [n] with the positions of the first n entries of s in ascending order.
+def sort(s, order, rank):
+    """Fill `order` [n] with the positions of the first n entries of s in ascending order. `rank` is a buffer.
 
-    This is Shell's sort. It allocates nothing, which an inlined function may not.
+    Counting compares all pairs, but in vector registers and without branches. Longer lists use Shell's sort. It
+    allocates nothing, which an inlined function may not.
     """
     n = order.size
+    if n <= COUNTING_MAX:
+        rank_entries(s, n, rank)
+        for j in range(n):
+            order[n - 1 - rank[j]] = j
+        return
     for j in range(n):
         order[j] = j
     gap = n
@@ -148,12 +158,12 @@ def sort(s, order):
 
 
 @inline
-def above_sums(s, n, R, order):
-    """R_j = sum_l max(0, s_l - s_j). For a long list, `order` is filled too."""
+def above_sums(s, n, R, order, rank):
+    """R_j = sum_l max(0, s_l - s_j). For a long list, `order` is filled too; `rank` is a buffer."""
     if n <= PAIRWISE_MAX:
         sum_above(s, n, R)
     else:
-        sort(s, order)
+        sort(s, order, rank)
         total, upper = 0.0, s[order[n - 1]]
         for p in range(n):  # best first: all terms are positive, so nothing cancels
             j = order[n - 1 - p]
@@ -202,7 +212,7 @@ def relaxed_topk(s, n, w, tau, buffers, Q):
     """Q = sum_k w_k P_k of the first n entries of s. s and Q are padded. The buffers are left for the gradient."""
     R, rows, totals = buffers.R, buffers.rows, buffers.totals
     size, kept = s.size, totals.size
-    above_sums(s, n, R, buffers.order)
+    above_sums(s, n, R, buffers.order, buffers.rank)
     Q[:] = s.dtype.type(0)
     for rank in range(1, w.size + 1):
         weight, slot = w[rank - 1], min(rank - 1, kept)
@@ -264,7 +274,7 @@ def active_items(x, n, w, tau, buffers):
         while K > 1 and w[K - 1] == 0:
             K -= 1
         theta = active_threshold(x, n, K, tau, buffers.rows)
-    return theta, buffers.active[: find_active(x, theta, buffers.active)]
+    return theta, buffers.active[: find_at_least(x, theta, buffers.active)]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -355,7 +365,7 @@ def backward_list(s, w, tau, mask, q, buffers, ds):
     if n > 0:
         gather(q, active, packed.q)
         packed.q[n:] = 0
-        above_sums(packed.s, n, packed.sorting.R, packed.sorting.order)
+        above_sums(packed.s, n, packed.sorting.R, packed.sorting.order, packed.sorting.rank)
         relaxed_topk_gradient(packed.s, n, w, tau, packed.q, packed.sorting, packed.ds)
     unpack(packed.ds, active, finite, mask, ds)
 

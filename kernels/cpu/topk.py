@@ -24,6 +24,7 @@ from drm_triton.kernels.checks import INT32, INT64, check_items, check_top_k
 from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, ItemLayout, filter_panel, pack, pack_queries
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
+from drm_triton.kernels.cpu.runtime.bits import trailing_zeros
 from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic, kernel, prefetch_row
 from drm_triton.kernels.cpu.softsort import float_from_bits
 from drm_triton.kernels.protocol import PackedItems, SeenItems
@@ -67,16 +68,6 @@ def bits_of(context, value):
         return builder.bitcast(args[0], ir.IntType(32))
 
     return types.int32(types.float32), build
-
-
-@intrinsic
-def trailing_zeros(context, word):
-    """Count the zero bits below the lowest one of an int64."""
-
-    def build(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.int64), build
 
 
 @inline

@@ -29,8 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_update
+from drm_triton.kernels.cpu.active import ACTIVE_MIN
+from drm_triton.kernels.cpu.losses import add_rows
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
+from drm_triton.kernels.cpu.runtime.bits import BITS, find_not_zero, find_true, mark_not_zero, ones
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, padded
 from drm_triton.kernels.cpu.softsort import all_finite
@@ -44,6 +47,7 @@ MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-leve
 # Summands between the prefetch of a row and its update. Prefetching hides the latency of a table that is larger than
 # the cache: updates of such a table were a third faster with it.
 PREFETCH_DISTANCE = 8
+SPARSE = 4  # a tile is sparse if at most one of this many coefficients of shared negatives is not 0
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
 
@@ -67,11 +71,21 @@ class Summands(NamedTuple):
     totals: NDArray[np.float32]  # [E], sums of the coefficients in each summand
     origin: NDArray[np.int32]  # [E]
     vectors: NDArray[np.float32]  # [*, d]
-    sums: NDArray[np.float32]  # [tiles * eta, d]
+    sums: NDArray[np.float32]  # [S, d] sums of the terms of shared negatives
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Lists that share negatives: from terms to summands
+
+
+class Entries(NamedTuple):
+    """Buffers for the coefficients of a sparse tile that are not 0: first list by list, then by shared negative."""
+
+    positions: NDArray[np.int64]  # [eta], of one list
+    negatives: NDArray[np.int64]  # [tile * eta // SPARSE]
+    lists: NDArray[np.int32]  # [2, tile * eta // SPARSE]
+    coefficients: NDArray[np.float32]  # [2, tile * eta // SPARSE]
+    starts: NDArray[np.int64]  # [eta + 2]; the entries of negative j end up at starts[j] .. starts[j + 1] - 1
 
 
 class SumBuffers(NamedTuple):
@@ -82,6 +96,7 @@ class SumBuffers(NamedTuple):
     product: NDArray[np.float32]  # [padded eta, padded d]
     totals: NDArray[np.float32]  # [eta], sums of the coefficients
     used: NDArray[np.bool_]  # [eta], whether any list has such a term
+    entries: Entries
 
 
 @inline
@@ -114,95 +129,172 @@ def find_used(start, stop, separate, groups, finite, used):
 
 
 @kernel
-def count_summands(start, stop, terms, groups, finite, counts):
-    """Write the number of summands of tiles start .. stop - 1 to `counts`.
+def count_summands(start, stop, terms, groups, finite, sparse, counts, used_counts):
+    """Write the number of summands of tiles start .. stop - 1 to `counts`, of these sums of terms to `used_counts`.
 
     finite [B] says whether all of a list's vector is. A list with another vector has a summand for each term: in the
-    product, 0 * inf would spoil rows for which the list has no term.
+    product, 0 * inf would spoil rows for which the list has no term. sparse [tiles] says whether few of the
+    coefficients in sums are other than 0. Rows for which all of them are 0 have no summand then.
     """
     eta = groups.items.shape[1]
-    used = np.empty(eta, np.bool_)
+    used, words = np.empty(eta, np.bool_), np.empty((eta + BITS - 1) // BITS, np.int64)
     for tile in range(start, stop):
         _, begin, end = tile_bounds(tile, groups)
-        separate = 0
+        positives, separate = (end - begin) * (terms.rows.shape[1] - eta), 0
         for b in range(begin, end):
             finite[b] = all_finite(terms.vectors[terms.sources[b]])
             separate += count_replaced(groups.replaced[b]) if finite[b] else eta
-        positives = (end - begin) * (terms.rows.shape[1] - eta)
-        counts[tile] = positives + separate + find_used(begin, end, separate, groups, finite, used)
+        sparse[tile] = False
+        if eta >= ACTIVE_MIN:
+            words[:], entries = 0, 0
+            for b in range(begin, end):
+                if finite[b]:
+                    entries += mark_not_zero(terms.coefficients[b, -eta:], groups.replaced[b], words)
+            sparse[tile] = entries <= (end - begin) * eta // SPARSE
+        used_counts[tile] = 0
+        if sparse[tile]:
+            for i in range(words.size):
+                used_counts[tile] += ones(words[i])
+        else:
+            used_counts[tile] = find_used(begin, end, separate, groups, finite, used)
+        counts[tile] = positives + separate + used_counts[tile]
 
 
 @inline
-def fill_tile(tile, position, terms, groups, finite, buffers, summands):
-    """Write the summands of a tile, the first one at `position`."""
-    group, start, stop = tile_bounds(tile, groups)
-    totals, eta, d = buffers.totals, groups.items.shape[1], terms.vectors.shape[1]
-    positives, separate = terms.rows.shape[1] - eta, 0
-    totals[:] = f32(0)
+def fill_separate(start, stop, position, terms, groups, finite, buffers, summands):
+    """Write the summands of lists start .. stop - 1 that are not sums of terms, and copy the vectors of the lists.
+
+    Returns the position after these summands, and the number of negatives among them.
+    """
+    eta, separate = groups.items.shape[1], 0
+    positives = terms.rows.shape[1] - eta
     for b in range(start, stop):
-        source, rows, coefficients, replaced = (
-            terms.sources[b],
-            terms.rows[b],
-            terms.coefficients[b],
-            groups.replaced[b],
-        )
+        source, rows, coefficients = terms.sources[b], terms.rows[b], terms.coefficients[b]
+        replaced, x, vector = groups.replaced[b], terms.vectors[source], buffers.vectors[b - start]
         for j in range(positives):
             summands.rows[position], summands.origin[position] = rows[j], ~source
             summands.weights[position] = summands.totals[position] = coefficients[j]
             position += 1
-        x, vector, summed = terms.vectors[source], buffers.vectors[b - start], buffers.coefficients[b - start]
-        for c in range(d):
+        for c in range(x.size):
             vector[c] = x[c]
+        if not finite[b]:
+            vector[:] = f32(0)
+        count = find_true(replaced, buffers.entries.positions) if finite[b] else eta
+        for i in range(count):
+            j = buffers.entries.positions[i] if finite[b] else i
+            summands.rows[position], summands.origin[position] = rows[positives + j], ~source
+            summands.weights[position] = summands.totals[position] = coefficients[positives + j]
+            position += 1
+        separate += count
+    return position, separate
+
+
+@inline
+def sum_products(start, stop, separate, terms, groups, finite, buffers):
+    """Compute the sums of all shared negatives as a product, their totals, and which of them are used."""
+    totals, eta = buffers.totals, groups.items.shape[1]
+    positives = terms.rows.shape[1] - eta
+    totals[:] = f32(0)
+    for b in range(start, stop):
+        summed, coefficients, replaced = buffers.coefficients[b - start], terms.coefficients[b], groups.replaced[b]
         for j in range(eta):
             summed[j] = coefficients[positives + j]
         if not finite[b]:
-            vector[:] = f32(0)
-        count = count_replaced(replaced) if finite[b] else eta
-        separate += count
-        if count > 0:
+            summed[:eta] = f32(0)
+        elif count_replaced(replaced) > 0:
             for j in range(eta):
-                if replaced[j] or not finite[b]:
+                if replaced[j]:
                     summed[j] = f32(0)
-                    summands.rows[position], summands.origin[position] = rows[positives + j], ~source
-                    summands.weights[position] = summands.totals[position] = coefficients[positives + j]
-                    position += 1
         for j in range(eta):
             totals[j] += summed[j]
     multiply(buffers.coefficients, 1, buffers.coefficients.shape[1], buffers.vectors, stop - start, buffers.product)
     find_used(start, stop, separate, groups, finite, buffers.used)
-    for j in range(eta):
-        if buffers.used[j]:
-            total, product = summands.sums[tile * eta + j], buffers.product[j]
-            for c in range(d):
-                total[c] = product[c]
-            summands.rows[position], summands.origin[position] = groups.items[group, j], tile * eta + j
-            summands.weights[position], summands.totals[position] = f32(1), totals[j]
+
+
+@inline
+def sort_entries(start, stop, terms, groups, finite, entries):
+    """Find the coefficients in sums that are not 0 and sort them by shared negative, keeping the order of the lists."""
+    negatives, lists, coefficients, starts = entries.negatives, entries.lists, entries.coefficients, entries.starts
+    eta, number = groups.items.shape[1], 0
+    starts[:] = 0
+    for b in range(start, stop):
+        if finite[b]:
+            of_list = terms.coefficients[b, -eta:]
+            for i in range(find_not_zero(of_list, groups.replaced[b], entries.positions)):
+                j = entries.positions[i]
+                negatives[number], lists[0, number], coefficients[0, number] = j, b - start, of_list[j]
+                starts[j + 2] += 1
+                number += 1
+    for j in range(1, eta):
+        starts[j + 1] += starts[j]
+    for e in range(number):
+        j = negatives[e] + 1
+        lists[1, starts[j]], coefficients[1, starts[j]] = lists[0, e], coefficients[0, e]
+        starts[j] += 1
+
+
+@inline
+def fill_tile(tile, position, sum_position, sparse, terms, groups, finite, buffers, summands):
+    """Write the summands of a tile, the first one at `position` and the first sum at `sum_position`."""
+    group, start, stop = tile_bounds(tile, groups)
+    d, entries = terms.vectors.shape[1], buffers.entries
+    position, separate = fill_separate(start, stop, position, terms, groups, finite, buffers, summands)
+    if sparse:
+        sort_entries(start, stop, terms, groups, finite, entries)
+    else:
+        sum_products(start, stop, separate, terms, groups, finite, buffers)
+    for j in range(groups.items.shape[1]):
+        low, high = entries.starts[j], entries.starts[j + 1]
+        if low < high if sparse else buffers.used[j]:
+            total, summand_total = summands.sums[sum_position], f32(0)
+            if sparse:
+                total[:] = f32(0)
+                add_rows(buffers.vectors, entries.lists[1, low:high], entries.coefficients[1, low:high], total)
+                for e in range(low, high):
+                    summand_total += entries.coefficients[1, e]
+            else:
+                summand_total = buffers.totals[j]
+                for c in range(d):
+                    total[c] = buffers.product[j, c]
+            summands.rows[position], summands.origin[position] = groups.items[group, j], sum_position
+            summands.weights[position], summands.totals[position] = f32(1), summand_total
             position += 1
+            sum_position += 1
 
 
 @kernel
-def fill_summands(start, stop, terms, groups, finite, positions, summands):
+def fill_summands(start, stop, terms, groups, finite, sparse, positions, sum_positions, summands):
     """Write the summands of tiles start .. stop - 1, those of a tile from its entry in `positions`."""
     eta, d = groups.items.shape[1], terms.vectors.shape[1]
-    height, width = padded(eta, ROWS), padded(d, LANES)
+    height, width, most_entries = padded(eta, ROWS), padded(d, LANES), groups.tile * eta // SPARSE
+    entries = Entries(
+        np.empty(eta, np.int64),
+        np.empty(most_entries, np.int64),
+        np.empty((2, most_entries), np.int32),
+        np.empty((2, most_entries), np.float32),
+        np.empty(eta + 2, np.int64),
+    )
     buffers = SumBuffers(
         np.zeros((groups.tile, height), np.float32),
         np.zeros((groups.tile, width), np.float32),
         np.empty((height, width), np.float32),
         np.empty(eta, np.float32),
         np.empty(eta, np.bool_),
+        entries,
     )
     for tile in range(start, stop):
         if positions[tile] < positions[tile + 1]:
-            fill_tile(tile, positions[tile], terms, groups, finite, buffers, summands)
+            position, sum_position = positions[tile], sum_positions[tile]
+            fill_tile(tile, position, sum_position, sparse[tile], terms, groups, finite, buffers, summands)
 
 
 def sum_shared(terms: Terms, groups: Groups) -> Summands:
     """Sum the terms of each shared negative over the lists of a tile; the other terms become a summand each."""
     n_tiles, d = groups.n_tiles, terms.vectors.shape[1]
-    counts, finite = np.empty(n_tiles, np.int64), np.empty(len(terms.rows), np.bool_)
-    threads.split(count_summands, n_tiles, 16, terms, groups, finite, counts)
-    positions = np.concatenate([[0], counts.cumsum()])
+    finite, sparse = np.empty(len(terms.rows), np.bool_), np.empty(n_tiles, np.bool_)
+    counts, used_counts = np.empty(n_tiles, np.int64), np.empty(n_tiles, np.int64)
+    threads.split(count_summands, n_tiles, 16, terms, groups, finite, sparse, counts, used_counts)
+    positions, sum_positions = (np.concatenate([[0], x.cumsum()]) for x in (counts, used_counts))
     E = int(positions[-1])
     summands = Summands(
         rows=np.empty(E, np.int32),
@@ -210,9 +302,9 @@ def sum_shared(terms: Terms, groups: Groups) -> Summands:
         totals=np.empty(E, f32),
         origin=np.empty(E, np.int32),
         vectors=terms.vectors,
-        sums=np.empty((n_tiles * groups.items.shape[1], d), f32),
+        sums=np.empty((int(sum_positions[-1]), d), f32),
     )
-    threads.split(fill_summands, n_tiles, 16, terms, groups, finite, positions, summands)
+    threads.split(fill_summands, n_tiles, 16, terms, groups, finite, sparse, positions, sum_positions, summands)
     return summands
 
 

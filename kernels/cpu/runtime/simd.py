@@ -1,4 +1,4 @@
-"""Loops whose sums stay in vector registers: small matrix products, sums over pairs or a range, smallest and largest.
+"""Loops whose sums stay in vector registers: small matrix products, sums over pairs or a range, ranks, extremes.
 
 Numba compiles plain loops to code that stores these sums in each iteration, so they are built as LLVM IR. Arrays are
 padded to whole vectors. Float64, which is used for checks and not for speed, has half as many numbers in a vector.
@@ -7,13 +7,15 @@ padded to whole vectors. Float64, which is used for checks and not for speed, ha
 from llvmlite import ir
 from numba import types
 
-from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic
+from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic, prefetch_row
 from drm_triton.kernels.cpu.runtime.numba_private import data_pointer, nothing, target_features
 
 FEATURES = target_features()
 AVX512 = "avx512f" in FEATURES
 LANES = 16 if AVX512 else 8  # float32 numbers in a vector register
 ROWS = 8  # rows of a register tile: each vector that is loaded takes part in this many multiply-adds
+ITEMS, VECTORS = 4, 2  # items and vectors of lists in a register tile of scores: loads do not limit its multiply-adds
+AHEAD = 64  # items between the prefetch of a row and its use
 UNROLL = 4  # independent sums: a single one would wait for each addition to finish
 FUSED = ("contract",)
 
@@ -51,7 +53,7 @@ class VectorBuilder:
 
     def store(self, vector, array, offset):
         """Store a vector."""
-        self.builder.store(vector, self.pointer(array, offset, self.vector), align=4)
+        self.builder.store(vector, self.pointer(array, offset, vector.type), align=4)
 
     def splat(self, value):
         """Return a vector of equal elements."""
@@ -86,45 +88,33 @@ class VectorBuilder:
 # Matrix products
 
 
-def _product_tile(l2: bool):
-    """Return an intrinsic for ROWS rows and LANES columns of a product, or of negative squared distances if `l2`.
+@intrinsic
+def _multiply_tile(context, A, a_start, a_row, a_step, B, b_start, width, depth, C, c_start):
+    """Compute ROWS rows and LANES columns of a product.
 
     Row i of A begins at a_start + i * a_row, with a_step between its elements; the columns of B and C begin at
     b_start and c_start, with `width` elements in a row.
     """
+    names = ("A", "a_start", "a_row", "a_step", "B", "b_start", "width", "depth", "C", "c_start")
 
-    @intrinsic
-    def tile(context, A, a_start, a_row, a_step, B, b_start, width, depth, C, c_start):
-        names = ("A", "a_start", "a_row", "a_step", "B", "b_start", "width", "depth", "C", "c_start")
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args, names)
+        rows = [builder.add(at["a_start"], builder.mul(at["a_row"], at.i64(i))) for i in range(ROWS)]
 
-        def build(context, builder, signature, args):
-            at = VectorBuilder(context, builder, signature, args, names)
-            rows = [builder.add(at["a_start"], builder.mul(at["a_row"], at.i64(i))) for i in range(ROWS)]
+        def step(k, sums):
+            b = at.load("B", builder.add(at["b_start"], builder.mul(k, at["width"])), at.vector)
+            offset, totals = builder.mul(k, at["a_step"]), []
+            for row, total in zip(rows, sums, strict=True):
+                a = at.splat(at.load("A", builder.add(row, offset)))
+                totals.append(builder.fadd(total, builder.fmul(a, b, flags=FUSED), flags=FUSED))
+            return totals
 
-            def step(k, sums):
-                b = at.load("B", builder.add(at["b_start"], builder.mul(k, at["width"])), at.vector)
-                offset, totals = builder.mul(k, at["a_step"]), []
-                for row, total in zip(rows, sums, strict=True):
-                    a = at.splat(at.load("A", builder.add(row, offset)))
-                    if l2:
-                        difference = builder.fsub(a, b)
-                        square = builder.fmul(difference, difference, flags=FUSED)
-                        totals.append(builder.fsub(total, square, flags=FUSED))
-                    else:
-                        totals.append(builder.fadd(total, builder.fmul(a, b, flags=FUSED), flags=FUSED))
-                return totals
+        for i, total in enumerate(at.loop(at["depth"], 1, ROWS * [at.zero], step)):
+            at.store(total, "C", builder.add(at["c_start"], builder.mul(at["width"], at.i64(i))))
+        return nothing(context)
 
-            for i, total in enumerate(at.loop(at["depth"], 1, ROWS * [at.zero], step)):
-                at.store(total, "C", builder.add(at["c_start"], builder.mul(at["width"], at.i64(i))))
-            return nothing(context)
-
-        i64 = types.int64
-        return types.none(A, i64, i64, i64, B, i64, i64, i64, C, i64), build
-
-    return tile
-
-
-_multiply_tile, _distance_tile = _product_tile(l2=False), _product_tile(l2=True)
+    i64 = types.int64
+    return types.none(A, i64, i64, i64, B, i64, i64, i64, C, i64), build
 
 
 @inline
@@ -140,13 +130,98 @@ def multiply(A, a_row, a_step, B, depth, C):
             _multiply_tile(A, i * a_row, a_row, a_step, B, j, width, depth, C, i * width + j)
 
 
+def _score_tile(l2: bool):
+    """Return an intrinsic for the scores of ITEMS items and VECTORS vectors of lists.
+
+    The items are items[first] .. , none after items[last]. Lists t .. are columns of `columns`, which has `width`, and
+    rows of `scores`, which have `stride` elements.
+    """
+
+    @intrinsic
+    def tile(context, V, items, first, last, columns, t, width, depth, scores, stride):
+        names = ("V", "items", "first", "last", "columns", "t", "width", "depth", "scores", "stride")
+
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args, names)
+            rows = []
+            for i in range(ITEMS):
+                j = builder.add(at["first"], at.i64(i))
+                j = builder.select(builder.icmp_signed("<", j, at["last"]), j, at["last"])
+                item = at.load("items", j, ir.IntType(32))
+                rows.append(builder.mul(builder.sext(item, at.i64), at["depth"]))
+
+            def step(k, sums):
+                start = builder.add(at["t"], builder.mul(k, at["width"]))
+                starts = [builder.add(start, at.i64(v * at.lanes)) for v in range(VECTORS)]
+                lists = [at.load("columns", offset, at.vector) for offset in starts]
+                totals = []
+                for i, row in enumerate(rows):
+                    item = at.splat(at.load("V", builder.add(row, k)))
+                    for x, total in zip(lists, sums[i * VECTORS : (i + 1) * VECTORS], strict=True):
+                        if l2:
+                            difference = builder.fsub(item, x)
+                            square = builder.fmul(difference, difference, flags=FUSED)
+                            totals.append(builder.fsub(total, square, flags=FUSED))
+                        else:
+                            totals.append(builder.fadd(total, builder.fmul(item, x, flags=FUSED), flags=FUSED))
+                return totals
+
+            sums = at.loop(at["depth"], 1, ITEMS * VECTORS * [at.zero], step)
+            for v in range(VECTORS):
+                for i, of_list in enumerate(_transposed(at, sums[v::VECTORS])):
+                    position = builder.add(at["t"], at.i64(v * at.lanes + i))
+                    offset = builder.add(builder.mul(position, at["stride"]), at["first"])
+                    at.store(of_list, "scores", offset)
+            return nothing(context)
+
+        i64 = types.int64
+        return types.none(V, items, i64, i64, columns, i64, i64, i64, scores, i64), build
+
+    return tile
+
+
+def _transposed(at, rows):
+    """Return the columns of ITEMS = 4 vectors, each a vector of 4 numbers."""
+
+    def shuffled(a, b, order):
+        lanes = [start + i % 4 + (at.lanes if i >= 4 else 0) for start in range(0, at.lanes, 4) for i in order]
+        return at.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), at.lanes), lanes))
+
+    # Within each four lanes, so that no value crosses from one half of a register to the other.
+    low, high = (0, 4, 1, 5), (2, 6, 3, 7)
+    low01, low23 = shuffled(rows[0], rows[1], low), shuffled(rows[2], rows[3], low)
+    high01, high23 = shuffled(rows[0], rows[1], high), shuffled(rows[2], rows[3], high)
+    first, second = (0, 1, 4, 5), (2, 3, 6, 7)
+    quads = [shuffled(low01, low23, first), shuffled(low01, low23, second)]
+    quads += [shuffled(high01, high23, first), shuffled(high01, high23, second)]
+    columns = []
+    for start in range(0, at.lanes, 4):
+        order = ir.Constant(ir.VectorType(ir.IntType(32), 4), [start + i for i in range(4)])
+        columns += [at.builder.shuffle_vector(quad, quad, order) for quad in quads]
+    return columns
+
+
+_dot_tile, _distance_tile = _score_tile(l2=False), _score_tile(l2=True)
+
+
 @inline
-def negative_distances(A, depth, B, C):
-    """C[i, j] = -sum_k (A[i, k] - B[k, j])^2 over k < depth; shapes as for `multiply`."""
-    width = C.shape[1]
-    for j in range(0, width, LANES):
-        for i in range(0, C.shape[0], ROWS):
-            _distance_tile(A, i * A.shape[1], A.shape[1], 1, B, j, width, depth, C, i * width + j)
+def score_lists(V, items, following, columns, l2, scores):
+    """scores[t, j] = u_t . v_j, or -||u_t - v_j||^2 under l2, for the rows v_j of V [*, d] that `items` lists.
+
+    The vectors u_t are the columns of `columns` [d, lists], lists a multiple of VECTORS * LANES. `scores` has as many
+    rows, and as many columns as items, rounded up to a multiple of ITEMS. The rows of `following`, the next items to
+    score, are prefetched.
+    """
+    n, (d, lists), stride = items.size, columns.shape, scores.shape[1]
+    ahead = min(AHEAD, n)
+    for j in range(0, n, ITEMS):
+        for p in range(j + ahead, min(j + ITEMS, n) + ahead):
+            prefetch_row(V, items[p] if p < n else following[p - n])
+        for t in range(0, lists, VECTORS * LANES):
+            if l2:
+                _distance_tile(V, items, j, n - 1, columns, t, lists, d, scores, stride)
+            else:
+                _dot_tile(V, items, j, n - 1, columns, t, lists, d, scores, stride)
 
 
 @inline
@@ -171,11 +246,18 @@ def _extreme(relation: str, choose):
             def better(a, b):
                 return builder.select(builder.fcmp_ordered(relation, a, b), a, b)
 
-            def step(index, best):
-                begin = builder.select(builder.icmp_signed("<", index, last), index, last)
-                return [better(at.load("x", begin, at.vector), best[0])]
+            def step(index, bests):
+                results = []
+                for i, best in enumerate(bests):
+                    begin = builder.add(index, at.i64(i * at.lanes))
+                    begin = builder.select(builder.icmp_signed("<", begin, last), begin, last)
+                    results.append(better(at.load("x", begin, at.vector), best))
+                return results
 
-            (best,) = at.loop(at["n"], at.lanes, [at.load("x", at.i64(0), at.vector)], step)
+            start = at.load("x", at.i64(0), at.vector)
+            best, *others = at.loop(at["n"], UNROLL * at.lanes, UNROLL * [start], step)
+            for other in others:
+                best = better(best, other)
             half = at.lanes // 2
             while half > 0:
                 swapped = ir.Constant(ir.VectorType(ir.IntType(32), at.lanes), [i ^ half for i in range(at.lanes)])
@@ -309,6 +391,53 @@ def _pairs_tile(context, s, G, ds, n, start):
     return types.none(s, G, ds, types.int64, types.int64), build
 
 
+@intrinsic
+def _rank_tile(context, s, rank, n, start):
+    """rank_j = the number of i < n with s_i > s_j, or s_i = s_j and i < j, for the vector of j from `start` on."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args, ("s", "rank", "n", "start"))
+        x, integers = at.load("s", at["start"], at.vector), ir.VectorType(at.i64, at.lanes)
+        of_element = ir.VectorType(ir.IntType(64 if at.lanes == LANES // 2 else 32), at.lanes)
+
+        def count(relation, i, total, lanes=None):
+            """Subtract -1 where s_i counts; `lanes` says for which lanes it is compared."""
+            above = builder.fcmp_ordered(relation, at.splat(at.load("s", i)), x)
+            if lanes is not None:
+                above = builder.and_(above, ir.Constant(ir.VectorType(ir.IntType(1), at.lanes), lanes))
+            return builder.sub(total, builder.sext(above, of_element))
+
+        def counted(begin, end, relation, total):
+            """Count the entries begin .. end - 1, which may be none."""
+            entry = builder.block
+            test, body, done = (builder.append_basic_block(name) for name in ("test", "body", "done"))
+            builder.branch(test)
+            builder.position_at_end(test)
+            i, sums = builder.phi(at.i64), builder.phi(of_element)
+            builder.cbranch(builder.icmp_signed("<", i, end), body, done)
+            builder.position_at_end(body)
+            following = count(relation, i, sums)
+            for phi, first, later in ((i, begin, builder.add(i, at.i64(1))), (sums, total, following)):
+                phi.add_incoming(first, entry)
+                phi.add_incoming(later, body)
+            builder.branch(test)
+            builder.position_at_end(done)
+            return sums
+
+        zero = ir.Constant(of_element, [0] * at.lanes)
+        total = counted(at.i64(0), at["start"], ">=", zero)
+        for this in range(at.lanes):  # the entries of this vector: ties count for the later lanes
+            i = builder.add(at["start"], at.i64(this))
+            total = count(">=", i, total, [lane > this for lane in range(at.lanes)])
+            total = count(">", i, total, [lane < this for lane in range(at.lanes)])
+        total = counted(builder.add(at["start"], at.i64(at.lanes)), at["n"], ">", total)
+        wide = total if of_element == integers else builder.sext(total, integers)
+        builder.store(wide, at.pointer("rank", at["start"], integers), align=8)
+        return nothing(context)
+
+    return types.none(s, rank, types.int64, types.int64), build
+
+
 @inline
 def sum_above(s, n, R):
     """R_j = sum_l max(0, s_l - s_j). s and R are padded; the padding of s is below the other entries."""
@@ -321,3 +450,13 @@ def sum_pairs(s, n, G, ds):
     """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l). All are padded; the padding of s is below the others."""
     for start in range(0, s.size, 64 // s.itemsize if AVX512 else 32 // s.itemsize):
         _pairs_tile(s, G, ds, n, start)
+
+
+@inline
+def rank_entries(s, n, rank):
+    """rank_j = the number of entries before s_j in descending order; ties go to the lower position.
+
+    s and rank, int64, are padded; the padding of s is below the others.
+    """
+    for start in range(0, s.size, 64 // s.itemsize if AVX512 else 32 // s.itemsize):
+        _rank_tile(s, rank, n, start)

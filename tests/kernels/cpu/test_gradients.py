@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
+from drm_triton.kernels.cpu.softsort import COUNTING_MAX
 from drm_triton.kernels.protocol import ListBatch, Objective
 from drm_triton.names import Score, Weight
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists
@@ -89,7 +89,7 @@ def test_softmax_at_every_temperature(temperature: float, rho: int) -> None:
 
 
 @pytest.mark.parametrize("weight", get_args(Weight))
-@pytest.mark.parametrize("n", [12, PAIRWISE_MAX + 60])
+@pytest.mark.parametrize("n", [12, COUNTING_MAX + 60])
 def test_ties(weight: Weight, n: int) -> None:
     # Integer factors make exact ties, among the positives, the negatives and across.
     g = torch.Generator().manual_seed(6)
@@ -115,7 +115,7 @@ def test_arguments_need_not_be_contiguous() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("n", [8, PAIRWISE_MAX + 60])
+@pytest.mark.parametrize("n", [8, COUNTING_MAX + 60])
 def test_a_bad_score_shows_in_the_loss(bad: float, n: int) -> None:
     U, V, batch = random_lists(9, 3, n, 4)
     item = batch.items[1, n // 2]

@@ -1,0 +1,171 @@
+"""The entries of an array that meet a condition, 64 at a time as the bits of a word."""
+
+from llvmlite import ir
+from numba import types
+
+from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic
+from drm_triton.kernels.cpu.runtime.simd import VectorBuilder
+
+BITS = 64  # entries in a word
+
+
+@intrinsic
+def trailing_zeros(context, word):
+    """Count the zero bits below the lowest one of an int64."""
+
+    def build(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), build
+
+
+@intrinsic
+def ones(context, word):
+    """Count the bits of an int64 that are 1."""
+
+    def build(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.int64), build
+
+
+def _word(at, compare):
+    """Return the word of entries x[start] .. x[start + BITS - 1]; compare(vector) is the condition."""
+    word = at.i64(0)
+    for i in range(0, BITS, at.lanes):
+        mask = compare(at.load("x", at.builder.add(at["start"], at.i64(i)), at.vector))
+        bits = at.builder.zext(at.builder.bitcast(mask, ir.IntType(at.lanes)), at.i64)
+        word = at.builder.or_(word, at.builder.shl(bits, at.i64(i)))
+    return word
+
+
+@intrinsic
+def at_least(context, x, start, limit):
+    """Return which of BITS numbers from `start` on are at least `limit`."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args, ("x", "start", "limit"))
+        limit = at.splat(at["limit"])
+        return _word(at, lambda value: builder.fcmp_ordered(">=", value, limit))
+
+    return types.int64(x, types.int64, x.dtype), build
+
+
+@intrinsic
+def not_zero(context, x, start):
+    """Return which of BITS numbers from `start` on are not 0. NaN is not."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args, ("x", "start"))
+        return _word(at, lambda value: builder.fcmp_unordered("!=", value, at.zero))
+
+    return types.int64(x, types.int64), build
+
+
+@intrinsic
+def true(context, x, start):
+    """Return which of BITS booleans from `start` on are true."""
+
+    def build(context, builder, signature, args):
+        byte = ir.IntType(8)
+        at = VectorBuilder(context, builder, signature, args, ("x", "start"), byte)
+        many = ir.VectorType(byte, BITS)
+        values = builder.load(at.pointer("x", at["start"], many))
+        values.align = 1
+        mask = builder.icmp_unsigned("!=", values, ir.Constant(many, [0] * BITS))
+        return builder.bitcast(mask, at.i64)
+
+    return types.int64(x, types.int64), build
+
+
+@inline
+def count_at_least(x, limit):
+    """Return how many numbers are at least `limit`."""
+    whole, count = x.size // BITS * BITS, 0
+    for start in range(0, whole, BITS):
+        count += ones(at_least(x, start, limit))
+    for j in range(whole, x.size):
+        count += x[j] >= limit
+    return count
+
+
+@inline
+def first_at_least(x, limit):
+    """Return the first position of a number that is at least `limit`. There must be one."""
+    start = 0
+    while start + BITS <= x.size:
+        word = at_least(x, start, limit)
+        if word != 0:
+            return start + trailing_zeros(word)
+        start += BITS
+    while x[start] < limit:
+        start += 1
+    return start
+
+
+@inline
+def find_at_least(x, limit, positions):
+    """Write the positions of the numbers that are at least `limit` to `positions`; return their number."""
+    whole, count = x.size // BITS * BITS, 0
+    for start in range(0, whole, BITS):
+        word = at_least(x, start, limit)
+        while word != 0:
+            positions[count] = start + trailing_zeros(word)
+            count += 1
+            word &= word - 1
+    for j in range(whole, x.size):
+        positions[count] = j
+        count += x[j] >= limit
+    return count
+
+
+@inline
+def find_true(x, positions):
+    """Write the positions of the booleans that are true to `positions`; return their number."""
+    whole, count = x.size // BITS * BITS, 0
+    for start in range(0, whole, BITS):
+        word = true(x, start)
+        while word != 0:
+            positions[count] = start + trailing_zeros(word)
+            count += 1
+            word &= word - 1
+    for j in range(whole, x.size):
+        if x[j]:
+            positions[count] = j
+            count += 1
+    return count
+
+
+@inline
+def find_not_zero(x, excluded, positions):
+    """Write the positions of the numbers that are not 0 and not excluded [x.size] to `positions`; return their number.
+
+    `excluded` is an array of booleans.
+    """
+    whole, count = x.size // BITS * BITS, 0
+    for start in range(0, whole, BITS):
+        word = not_zero(x, start) & ~true(excluded, start)
+        while word != 0:
+            positions[count] = start + trailing_zeros(word)
+            count += 1
+            word &= word - 1
+    for j in range(whole, x.size):
+        if x[j] != 0 and not excluded[j]:
+            positions[count] = j
+            count += 1
+    return count
+
+
+@inline
+def mark_not_zero(x, excluded, words):
+    """Set the bits of `words` of the numbers that are not 0 and not excluded; return the number of these."""
+    whole, count = x.size // BITS * BITS, 0
+    for start in range(0, whole, BITS):
+        word = not_zero(x, start) & ~true(excluded, start)
+        words[start // BITS] |= word
+        count += ones(word)
+    for j in range(whole, x.size):
+        if x[j] != 0 and not excluded[j]:
+            words[j // BITS] |= 1 << (j - whole)
+            count += 1
+    return count
