@@ -10,7 +10,8 @@ A tenth of the users is held out. Four fifths of their items are the history, th
     mean        the mean factors of the history
     popularity  the items with the most interactions
 
-Cost of a fold-in: steps x lists x (4 n d + 8 n^2 + 40 n K) operations, the same as training on these lists.
+Cost of a fold-in: steps x lists x (4 n d + 8 n^2 + 40 n K) operations, the same as training on these lists with
+share 1.
 Each fold holds out other users. Finished folds are stored in results/fold_in.json; the table is results/fold_in.md.
 """
 
@@ -94,11 +95,11 @@ def measure(name: str, fold: int, score: Score, data: Path) -> Row:
         seconds=2,
         least=3,
     )
-    return {  # the recorded results have these keys; a "person" is a new user
-        "set": name, "fold": fold, "score": score, "persons": len(new_users),
+    return {
+        "set": name, "fold": fold, "score": score, "users": len(new_users),
         **{method: {metric: means[method][metric] for metric in METRICS} for method in METHODS},
-        "items of the median person": median.nnz, "milliseconds for one": 1e3 * times["one"],
-        "persons per second": len(new_users) / times["all"], "training seconds": trained,
+        "items of the median user": median.nnz, "milliseconds for one": 1e3 * times["one"],
+        "users per second": len(new_users) / times["all"], "training seconds": trained,
         "environment": environment(),
     }  # fmt: skip
 
@@ -122,8 +123,8 @@ def table(rows: list[Row]) -> str:
             cells = [f"{means[method]:.4f}" for method in METHODS]
             cells += [f"{means[method] / means['trained in']:.3f}" for method in ("fold-in", "same items")]
             lines.append(f"| {name} | {score} | {len(folds)} | {metric} | " + " | ".join(cells) + " |")
-    one, many = (statistics.median(row[key] for row in rows) for key in ("milliseconds for one", "persons per second"))
-    items = statistics.median(row["items of the median person"] for row in rows)
+    one, many = (statistics.median(row[key] for row in rows) for key in ("milliseconds for one", "users per second"))
+    items = statistics.median(row["items of the median user"] for row in rows)
     load = statistics.median(row["environment"]["load"] or 0 for row in rows)
     threads = rows[-1]["environment"]["threads"]
     lines += [

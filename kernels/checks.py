@@ -141,6 +141,19 @@ def check_sample(plan: ListPlan, epoch: int, start: int, stop: int) -> None:
         raise InputError(f"sample_lists: an epoch has {plan.n_lists} lists, cannot draw number {stop - 1}")
 
 
+def check_sample_users(plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> None:
+    """Check the arguments of `sample_users`."""
+    check_integer("sample_users", "epoch", epoch, 0, 2**60)
+    check_integer("sample_users", "most", most, 1)
+    check_tensor("sample_users", "seeds", seeds, (len(plan.indptr) - 1,), INT64)
+    check_devices("sample_users", indptr=plan.indptr, seeds=seeds)
+    if plan.share != 1 or plan.user_sampling != "proportional":
+        raise InputError(
+            "sample_users: the plan must have share 1 and proportional sampling, "
+            f"got share {plan.share} and {plan.user_sampling}"
+        )
+
+
 def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, values: bool = True) -> None:
     """Check the arguments of `list_gradients`; the values of the batch only if `values`."""
     name, users, items = "list_gradients", batch.users, batch.items

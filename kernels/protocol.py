@@ -257,6 +257,14 @@ class Backend(Protocol):
     def sample_lists(self, plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
         """Draw lists number start .. stop - 1 of an epoch; `start` must be a multiple of `plan.share`."""
 
+    def sample_users(self, plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> ListBatch:
+        """Draw the lists of each user as if the user were alone, with a seed of its own: at most `most` of a user.
+
+        The lists of user u are the first ones that `sample_lists` draws from a plan with the items of u alone and seed
+        seeds[u]. They follow those of user u - 1. `seeds` is int64 [M], not negative. The plan has `share` 1 and
+        `proportional` sampling; its own seed is not used.
+        """
+
     def list_gradients(self, U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
         """Compute losses of lists, and their gradients to the scores and to the user's row.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from drm_triton.kernels import alone
 from drm_triton.kernels.catalogue import catalogue_gradients as catalogue_gradients
 from drm_triton.kernels.checks import (
     check_items,
@@ -145,6 +146,11 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         shared = SharedNegatives(plan.share, drawn.to(torch.int32), replaced)
     items = torch.cat([torch.stack(positives, dim=1), negatives.to(torch.int32)], dim=1)
     return ListBatch(user.to(torch.int32), items, shared)
+
+
+def sample_users(plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> ListBatch:
+    """Draw the lists of each user as if the user were alone, at most `most` of a user."""
+    return alone.sample_users(sample_lists, plan, seeds, epoch, most)
 
 
 def negative_words(plan: ListPlan, epoch: int, ident: Tensor, first_block: int) -> Tensor:

@@ -1,25 +1,27 @@
 """Fold-in: the vector of a new user, who is not in the training data, from the items the user liked.
 
 The item factors stay fixed. The vector is fitted with the training objective: lists of the user's items and sampled
-negatives, Adagrad steps, projection onto the unit ball. It starts in the direction of the mean of the liked items'
-factors, so a few steps are enough. Each step uses the mean gradient of one epoch of the user's lists.
+negatives, or the whole catalogue if the model was trained on that, Adagrad steps, projection as in training. It starts
+in the direction of the mean of the liked items' factors, so a few steps are enough. Each step uses the mean gradient of
+one epoch of the user's lists.
 
 A vector depends only on the history, to the bit: not on other users folded in with it, on the order of the items, or on
 the number of threads. For that, each user's lists are sampled as if the user were alone. Users share only the calls of
-the kernels, which process every list and every row independently.
+the kernels, which process every list and every row independently. So many users cost what their lists cost in training
+with `share` 1.
 """
 
 import zlib
-from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
-from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan, summed
+from drm_triton.kernels.catalogue import USERS
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, summed
 from drm_triton.training.initialize import SPECTRAL_NORM
 from drm_triton.training.step import objective_of
 
@@ -45,9 +47,15 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) ->
     float32 [B, d]
     """
     U = mean_direction(V, histories)
-    for start in range(0, len(U), USERS_PER_BATCH):
-        stop = min(start + USERS_PER_BATCH, len(U))
-        _fit(U[start:stop], V, [histories.row(user) for user in range(start, stop)], config, backend)
+    if config.score == "cosine":
+        U = normalize(U)
+    degrees = histories.degrees()
+    # A user without items has no positives, and a user with all items no negatives.
+    eligible = np.flatnonzero((degrees > 0) & (degrees < len(V)))
+    for start in range(0, len(eligible), USERS_PER_BATCH):
+        users = eligible[start : start + USERS_PER_BATCH]
+        rows = torch.from_numpy(users).to(V.device)
+        U[rows] = _fit(U[rows], V, histories.take(users), config, backend)
     return U
 
 
@@ -59,36 +67,45 @@ def mean_direction(V: Tensor, histories: CSR) -> Tensor:
     return SPECTRAL_NORM * total / lengths
 
 
-def _fit(U: Tensor, V: Tensor, rows: Sequence[NDArray[np.int32]], config: TrainConfig, backend: Backend) -> None:
-    """Fit the vectors U [B, d] to the items of each user, in place."""
-    # A user without items has no positives, and a user with all items no negatives.
-    plans = {user: _plan(row, V, config) for user, row in enumerate(rows) if 0 < len(row) < len(V)}
-    if not plans:
-        return
-    lists_per_user = [min(plan.n_lists, MAX_LISTS) for plan in plans.values()]
-    counts = torch.tensor(lists_per_user, device=V.device)
-    users = torch.tensor(list(plans), dtype=torch.int32, device=V.device).repeat_interleave(counts)
-    mean_weights = (1 / counts).repeat_interleave(counts)
+def _fit(U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) -> Tensor:
+    """Fit the vectors U [B, d] to the items of each user, in place; return them."""
     # As after spectral initialisation, Adagrad starts at 1: the first step is then proportional to the gradient, and
     # does not overwrite the initial direction.
-    state = torch.ones_like(U)
-    objective = objective_of(config)
+    state, score, objective = torch.ones_like(U), summed(config.score), objective_of(config)
+    plan, seeds = _plan(histories, config, V.device)
+    whole = _catalogue(histories, V.device) if config.negatives == "all" else None
     for step in range(STEPS):
-        items = [
-            backend.sample_lists(plan, step, 0, n_lists).items
-            for plan, n_lists in zip(plans.values(), lists_per_user, strict=True)
-        ]
-        gradients = backend.list_gradients(U, V, ListBatch(users, torch.cat(items)), objective).user_grad
-        terms = GradientTerms.of_users(users, gradients, mean_weights)
-        backend.update_rows(U, state, terms, LR * (1 - step / STEPS), summed(config.score))
+        if whole is not None:
+            users, weights = whole.users[: len(U)], whole.indptr.diff()[: len(U)].to(U.dtype).rsqrt()
+            gradients = backend.catalogue_gradients(U, V, whole, objective).user_grad[: len(U)]
+        else:
+            batch = backend.sample_users(plan, seeds, step, MAX_LISTS)
+            users, gradients = batch.users, backend.list_gradients(U, V, batch, objective).user_grad
+            weights = (1 / users.bincount())[users.long()]
+        terms = GradientTerms.of_users(users, gradients, weights)
+        backend.update_rows(U, state, terms, LR * (1 - step / STEPS), score)
+    return U
 
 
-def _plan(row: NDArray[np.int32], V: Tensor, config: TrainConfig) -> ListPlan:
-    """Return the plan of a user's lists, with this user alone and a seed derived from the items.
+def _catalogue(histories: CSR, device: torch.device) -> CatalogueBatch:
+    """Return users whose negatives are all other items.
+
+    The users are repeated up to a multiple of USERS. All products then have the same shape, and the rounding of one
+    user does not depend on the number of the others.
+    """
+    users = np.arange(histories.shape[0])
+    users = np.resize(users, -(-len(users) // USERS) * USERS)
+    indptr, indices = histories.take(users).tensors(device)
+    return CatalogueBatch(torch.from_numpy(users).to(device, torch.int32), indptr, indices)
+
+
+def _plan(histories: CSR, config: TrainConfig, device: torch.device) -> tuple[ListPlan, Tensor]:
+    """Return the plan of the users' lists, and a seed for each user that is derived from the user's items.
 
     With the same seed for all users, all would get the same few negatives, and the error of that sample would not
     average out over users.
     """
-    seed = config.seed ^ zlib.crc32(row.astype("<i4").tobytes())
-    indptr = torch.tensor([0, len(row)], device=V.device)
-    return ListPlan(indptr, torch.tensor(row, device=V.device), len(V), config.rho, config.eta_in_force, seed)
+    rows = (histories.row(user).astype("<i4") for user in range(histories.shape[0]))
+    seeds = torch.tensor([config.seed ^ zlib.crc32(row.tobytes()) for row in rows], device=device)
+    indptr, indices = histories.tensors(device)
+    return ListPlan(indptr, indices, histories.shape[1], config.rho, config.eta_in_force), seeds

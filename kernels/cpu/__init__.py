@@ -2,7 +2,7 @@
 
 from drm_triton.kernels.cpu.catalogue import catalogue_gradients
 from drm_triton.kernels.cpu.gradients import list_gradients
-from drm_triton.kernels.cpu.sampling import sample_lists
+from drm_triton.kernels.cpu.sampling import sample_lists, sample_users
 from drm_triton.kernels.cpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
 from drm_triton.kernels.cpu.topk import pack_items, top_k
 from drm_triton.kernels.cpu.update import update_rows
@@ -15,6 +15,7 @@ __all__ = [
     "name",
     "pack_items",
     "sample_lists",
+    "sample_users",
     "soft_topk_backward",
     "soft_topk_forward",
     "top_k",

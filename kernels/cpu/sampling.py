@@ -14,10 +14,10 @@ from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
-from drm_triton.kernels.checks import INT64, check_sample
+from drm_triton.kernels.checks import INT64, check_sample, check_sample_users
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
-from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic, kernel
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, kernel
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
 from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
 
@@ -315,18 +315,17 @@ def draw_block(start, stop, plan, buffers, negative_buffers, batch):
             take_shared(plan, number, row, negative_buffers, negatives, batch.replaced[start + b])
 
 
-@kernel
-def draw_lists(start, stop, plan, batch):
-    """Fill lists start .. stop - 1 of a batch."""
-    eta = batch.items.shape[1] - plan.rho
+@allocating
+def sampling_buffers(eta):
+    """Allocate the buffers for lists of eta negatives."""
+    table_size = 1
+    while table_size < TABLE_LOAD * eta:
+        table_size *= 2
     unsigned, signed = np.empty((6, SEARCH_BLOCK), np.uint64), np.empty((2, SEARCH_BLOCK), np.int64)
     buffers = ListBlockBuffers(
         unsigned[0], unsigned[1], unsigned[2], unsigned[3], unsigned[4], unsigned[5], signed[0], signed[1],
         np.empty(4 * SEARCH_BLOCK, np.uint64),
     )  # fmt: skip
-    table_size = 1
-    while table_size < TABLE_LOAD * eta:
-        table_size *= 2
     negative_buffers = NegativeBuffers(
         np.empty(eta + 3, np.int64),
         np.empty(eta + 3, np.int64),
@@ -334,19 +333,52 @@ def draw_lists(start, stop, plan, batch):
         np.empty(table_size, np.int32),
         np.empty(eta, np.int32),
     )
+    return buffers, negative_buffers
+
+
+@kernel
+def draw_lists(start, stop, plan, batch):
+    """Fill lists start .. stop - 1 of a batch."""
+    buffers, negative_buffers = sampling_buffers(batch.items.shape[1] - plan.rho)
     for block in range(start, stop, SEARCH_BLOCK):
         draw_block(block, min(block + SEARCH_BLOCK, stop), plan, buffers, negative_buffers, batch)
 
 
-def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
-    """Draw lists number start .. stop - 1 of an epoch; `start` must be a multiple of `plan.share`."""
-    indptr = view("sample_lists", "the plan", plan.indptr, (None,), INT64)
-    check_sample(plan, epoch, start, stop)
-    B, sharing = stop - start, plan.share > 1
+@kernel
+def draw_users_alone(start, stop, plan, seeds, counts, first, batch):
+    """Fill the lists of users start .. stop - 1: counts[u] lists of user u from list first[u] of the batch on."""
+    buffers, negative_buffers = sampling_buffers(batch.items.shape[1] - plan.rho)
+    none = np.empty((0, 0), np.int32)
+    for user in range(start, stop):
+        row = plan.indices[plan.indptr[user] : plan.indptr[user + 1]]
+        indptr, first_list = np.array([0, row.size]), np.array([0, (row.size + plan.rho - 1) // plan.rho])
+        alone = PlanArrays(
+            seeds[user], plan.epoch4, True, indptr, row, first_list, plan.eligible_users, plan.n_items, plan.rho, 1
+        )
+        lists = slice(first[user], first[user] + counts[user])
+        of_user = BatchArrays(0, batch.users[lists], batch.items[lists], none, batch.replaced)
+        for block in range(0, counts[user], SEARCH_BLOCK):
+            draw_block(block, min(block + SEARCH_BLOCK, counts[user]), alone, buffers, negative_buffers, of_user)
+        of_user.users[:] = user
+
+
+def sample_users(plan: ListPlan, seeds: torch.Tensor, epoch: int, most: int) -> ListBatch:
+    """Draw the lists of each user as if the user were alone, at most `most` of a user."""
+    indptr = view("sample_users", "the plan", plan.indptr, (None,), INT64)
+    check_sample_users(plan, seeds, epoch, most)
+    counts = np.minimum(plan.first_list.diff().numpy(), most)
+    first = counts.cumsum() - counts
+    B = int(counts.sum())
     users, items = torch.empty(B, dtype=torch.int32), torch.empty(B, plan.n, dtype=torch.int32)
-    shared_items = torch.empty(-(-B // plan.share) if sharing else 0, plan.eta, dtype=torch.int32)
-    replaced = torch.empty(B if sharing else 0, plan.eta, dtype=torch.bool)
-    arrays = PlanArrays(
+    batch = BatchArrays(0, users.numpy(), items.numpy(), np.empty((0, 0), np.int32), np.empty((0, 0), np.bool_))
+    own_seeds = view("sample_users", "seeds", seeds, (None,), INT64).astype(np.uint64)
+    threads.split(draw_users_alone, len(counts), 8, plan_arrays(plan, epoch, indptr), own_seeds, counts, first, batch)
+    return ListBatch(users, items)
+
+
+def plan_arrays(plan: ListPlan, epoch: int, indptr: NDArray[np.int64]) -> PlanArrays:
+    """Return a plan and an epoch in the form that compiled functions take."""
+    return PlanArrays(
         seed=u64(plan.seed),
         epoch4=u64(4 * epoch),
         proportional=plan.user_sampling == "proportional",
@@ -358,6 +390,17 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         rho=plan.rho,
         share=plan.share,
     )
+
+
+def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
+    """Draw lists number start .. stop - 1 of an epoch; `start` must be a multiple of `plan.share`."""
+    indptr = view("sample_lists", "the plan", plan.indptr, (None,), INT64)
+    check_sample(plan, epoch, start, stop)
+    B, sharing = stop - start, plan.share > 1
+    users, items = torch.empty(B, dtype=torch.int32), torch.empty(B, plan.n, dtype=torch.int32)
+    shared_items = torch.empty(-(-B // plan.share) if sharing else 0, plan.eta, dtype=torch.int32)
+    replaced = torch.empty(B if sharing else 0, plan.eta, dtype=torch.bool)
+    arrays = plan_arrays(plan, epoch, indptr)
     batch = BatchArrays(start, users.numpy(), items.numpy(), shared_items.numpy(), replaced.numpy())
     threads.split(draw_lists, B, SEARCH_BLOCK, arrays, batch)
     return ListBatch(users, items, SharedNegatives(plan.share, shared_items, replaced) if sharing else None)

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from drm_triton.kernels import streams
+from drm_triton.kernels import alone, streams
 from drm_triton.kernels.checks import check_sample
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
 
@@ -284,3 +284,8 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         enable_fp_fusion=True,
     )
     return batch
+
+
+def sample_users(plan: ListPlan, seeds: torch.Tensor, epoch: int, most: int) -> ListBatch:
+    """Draw the lists of each user as if the user were alone, at most `most` of a user."""
+    return alone.sample_users(sample_lists, plan, seeds, epoch, most)

@@ -49,7 +49,7 @@ def test_reference_is_always_usable_and_whole() -> None:
 
 
 def test_the_protocol_has_the_operations() -> None:
-    assert len(OPERATIONS) == 9
+    assert len(OPERATIONS) == 10
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -13,10 +14,8 @@ from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.kernels.protocol import ListBatch
 from drm_triton.ranking import fold_in
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
-from drm_triton.ranking.recommend import encode_histories
 from drm_triton.training.step import objective_of
 from tests.ranking.conftest import LikedItems
 
@@ -78,23 +77,60 @@ def test_fold_in_agrees_with_the_reference_backend(
     torch.testing.assert_close(model.fold_in(lists), ours, rtol=1e-4, atol=1e-5)
 
 
-def test_fold_in_lowers_the_loss_of_training(model: DRM, liked_items: LikedItems) -> None:
-    data = model.interactions
-    _, matrix = encode_histories([liked_items(model, u) for u in data.user_ids[:40]], data)
-    config = dataclasses.replace(model.config, seed=99)  # lists that fold-in has not sampled
-    backend = get_backend()
+OBJECTIVES = {
+    "dot": {},
+    "l2": {"score": "l2"},
+    "cosine": {"score": "cosine", "objective": "softmax"},
+    "catalogue": {"score": "cosine", "objective": "softmax", "negatives": "all"},
+}
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    users, items = generate(Shape(users=600, items=300, interactions=18000), 1)
+    return Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), split="per-user", ratios=(80, 0, 20))
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def trained(request: pytest.FixtureRequest, data: Dataset) -> DRM:
+    """A model of each objective."""
+    return DRM(factors=16, epochs=10, **OBJECTIVES[request.param]).fit(data)
+
+
+def test_fold_in_lowers_the_loss_of_training(trained: DRM) -> None:
+    V, config, backend = trained.item_factors, trained.config, get_backend()
+    matrix = trained.interactions.train.take(np.arange(40))
+    start = fold_in.mean_direction(V, matrix)
+    if config.score == "cosine":
+        start = torch.nn.functional.normalize(start)
 
     def loss(U: torch.Tensor) -> float:
-        total = 0.0
-        for user in range(matrix.shape[0]):
-            plan = fold_in._plan(matrix.row(user), model.item_factors, config)
-            items = backend.sample_lists(plan, 0, 0, plan.n_lists).items
-            batch = ListBatch(torch.full((len(items),), user, dtype=torch.int32), items)
-            total += float(backend.list_gradients(U, model.item_factors, batch, objective_of(config)).loss.mean())
-        return total
+        if config.negatives == "all":
+            batch = fold_in._catalogue(matrix, V.device)
+            return float(backend.catalogue_gradients(U, V, batch, objective_of(config)).softmax[:40].mean())
+        plan, seeds = fold_in._plan(matrix, config, V.device)
+        lists = backend.sample_users(plan, seeds, 99, 1000)  # lists that fold-in has not sampled
+        return float(backend.list_gradients(U, V, lists, objective_of(config)).loss.mean())
 
-    start = fold_in.mean_direction(model.item_factors, matrix)
-    assert loss(fold_in.fold_in(model.item_factors, matrix, model.config, backend)) < 0.97 * loss(start)
+    assert loss(fold_in.fold_in(V, matrix, config, backend)) < 0.97 * loss(start)
+
+
+def test_a_trained_user_folded_back_in_ranks_about_as_well(trained: DRM, data: Dataset) -> None:
+    score = trained.config.score
+    expected = trained.evaluate(data.test).means["ndcg@10"]
+    vectors = trained.fold_in([data.item_ids[data.train.row(u)] for u in range(data.n_users)])
+    if score == "cosine":
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(data.n_users), rtol=0, atol=1e-6)
+    folded = evaluate(factor_ranker(get_backend(), vectors, trained.item_factors, score), data.train, data.test)
+    assert folded.means["ndcg@10"] > 0.9 * expected
+
+
+def test_a_vector_of_any_objective_depends_on_the_items_alone(trained: DRM) -> None:
+    data = trained.interactions
+    lists = [data.item_ids[data.train.row(u)] for u in range(70)]  # more than a block of products
+    together = trained.fold_in(lists)
+    assert torch.equal(trained.fold_in(lists[3:5]), together[3:5])
+    assert torch.equal(trained.fold_in(lists[::-1]), together.flip(0))
 
 
 def test_whole_catalogue_and_single_item(model: DRM) -> None:
@@ -105,14 +141,3 @@ def test_whole_catalogue_and_single_item(model: DRM) -> None:
     assert len(model.recommend_from([every], exclude_seen=False, k=4)) == 4
     best = model.recommend_from([every[:1]], exclude_seen=False, k=10)["item"].to_list()
     assert every[0] in best
-
-
-def test_a_trained_user_folded_back_in_ranks_about_as_well() -> None:
-    users, items = generate(Shape(users=600, items=300, interactions=18000), 1)
-    data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), split="per-user", ratios=(80, 0, 20))
-    model = DRM(factors=16, epochs=10).fit(data)
-    trained = model.evaluate(data.test).means["ndcg@10"]
-    lists = [data.item_ids[data.train.row(u)] for u in range(data.n_users)]
-    ranker = factor_ranker(get_backend(), model.fold_in(lists), model.item_factors, "dot")
-    folded = evaluate(ranker, data.train, data.test).means["ndcg@10"]
-    assert folded > 0.9 * trained

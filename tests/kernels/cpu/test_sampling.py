@@ -71,3 +71,26 @@ def test_a_batch_that_would_cut_a_group_is_refused() -> None:
     plan = ListPlan(*interactions(2, 30, 40), 40, 2, 3, share=4)
     with pytest.raises(InputError, match="sample_lists: start must be a multiple of share = 4"):
         cpu.sample_lists(plan, 0, 2, 8)
+
+
+@pytest.mark.parametrize(("rho", "most"), [(1, 128), (3, 2)])
+@pytest.mark.usefixtures("n_threads")
+def test_lists_of_users_alone_are_those_of_the_reference(rho: int, most: int) -> None:
+    indptr, indices = interactions(5, 40, 90)
+    indptr = torch.cat([indptr, indptr[-1:], indptr[-1:] + 90])  # a user without items, and one with all
+    indices = torch.cat([indices, torch.arange(90, dtype=torch.int32)])
+    plan = ListPlan(indptr, indices, 90, rho, eta=7)
+    seeds = torch.arange(42) * 2**40 + 11
+    for epoch in (0, 3):
+        got, want = (backend.sample_users(plan, seeds, epoch, most) for backend in (cpu, reference))
+        assert_equal(got, want)
+        user = int(got.users[-1])
+        row = indices[indptr[user] : indptr[user + 1]]
+        alone = ListPlan(torch.tensor([0, len(row)]), row, 90, rho, 7)
+        assert torch.equal(cpu.sample_users(alone, seeds[[user]], epoch, most).items, got.items[got.users == user])
+
+
+def test_users_alone_do_not_share() -> None:
+    plan = ListPlan(*interactions(5, 4, 90), 90, rho=1, eta=7, share=4)
+    with pytest.raises(InputError, match="sample_users: the plan must have share 1"):
+        cpu.sample_users(plan, torch.arange(4), 0, 9)
