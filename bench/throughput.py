@@ -52,7 +52,7 @@ from drm_triton.training.step import list_plan, objective_of, take_step
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
-LONG_ETA, LONG_BATCH = 1000, 2048
+LONG_ETA, LONG_BATCH = 1000, 4096
 EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
 BUFFALO_EPOCHS = 5  # timed epochs
 

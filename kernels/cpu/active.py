@@ -19,7 +19,7 @@ from drm_triton.kernels.cpu.runtime.simd import LANES, between, largest
 
 ACTIVE_MIN = 64  # shortest list whose active items are found; in shorter ones, nearly all items are active
 BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
-SAMPLE, SAMPLE_MIN = 8, 512  # lists from SAMPLE_MIN on have a sample: the first one of SAMPLE parts
+SAMPLE, SAMPLE_MIN = 8, 512  # lists from SAMPLE_MIN on have a sample: about the first one of SAMPLE parts
 AIM = 0.01  # part of the target by which steps stay below its theta
 WORTHWHILE = 0.9  # a step of Newton's method is followed by another one if it drops a tenth of the items
 FLOAT32_MARGIN, FLOAT64_MARGIN = 20.0, 40.0  # T - log n; n exp(-T) is below the rounding of one operation
@@ -103,7 +103,8 @@ def active_threshold(x, n, K, tau, heap):
     target = (margin + math.log(n)) * tau * (1 + (n + 8) * info.eps)  # the last factor is for the rounding of D
     theta = max(real(kth - target - 4 * info.eps * abs(kth)), lowest)
     if x.size >= SAMPLE_MIN:
-        guess = climb(x[: x.size // SAMPLE], theta, kth, ties, SAMPLE, target, theta)
+        size = x.size // (SAMPLE * BLOCK) * BLOCK  # whole vectors
+        guess = climb(x[:size], theta, kth, ties, x.size / size, target, theta)
         reached, slope = excess(x, guess, kth, ties, 1)
         theta = max(theta, real(step(guess, reached, slope, target)))
     return climb(x, theta, kth, ties, 1, target, lowest)

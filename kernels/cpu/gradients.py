@@ -6,6 +6,8 @@ work on them is two small matrix products per tile:
     scores     [eta, d] x [d, lists]
     user_grad  [lists, eta] x [eta, d]
 
+Hinge and DRM of a long list have a gradient at few items. The second product is then replaced by a sum over these.
+
 The positives of a list, and the negatives that it has in place of shared ones, are processed one by one. A whole
 training step (one thread, AVX2, rho = 1, eta = 45, d = 64, groups of 32 lists) takes 6.4 ms for 2048 lists with shared
 negatives, 13.7 ms with their own. Of lists that share negatives, `list_gradients` alone takes 2.9 ms; it takes 3.6 ms
@@ -13,7 +15,8 @@ if it reads each of the same lists separately, with the rows in the cache.
 
 Cost of a list: 4 n d operations for scores and user gradient, 8 n^2 for the pairs and about 40 n K for the relaxed
 rows. Per item and rank, these are 28 to compute P (22 of them for exp), 2 for Q and 8 for the gradient; for ranks above
-KEPT, P is computed twice. In lists of ACTIVE_MIN items or more, n is the number of active items for pairs and rows. A
+KEPT, P is computed twice. In lists of ACTIVE_MIN items or more, n is the number of active items for pairs and rows, and
+for the user gradient unless the loss has an MSE or softmax part; the scores and about ten passes over them are left. A
 list reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes 2 n + d + 4 floats. Nothing
 of size n x n or n x d is stored.
 """

@@ -5,8 +5,10 @@ belong to one shared negative are summed first, all negatives at once, as a prod
 
     sums  [eta, lists] x [lists, d]
 
-and become one summand. With eta = 45 and groups of 32 lists, 2.4 summands per list remain to be sorted instead of 46.
-The terms of positives, and of negatives that a list has in place of shared ones, are one summand each.
+and become one summand. If few coefficients of a tile are other than 0, as in long lists, they are sorted by negative
+and summed one by one; a negative without any has no summand. With eta = 45 and groups of 32 lists, 2.4 summands per
+list remain to be sorted instead of 46. The terms of positives, and of negatives that a list has in place of shared
+ones, are one summand each.
 
 Summands are then grouped by row with a radix sort on (row, summand), whose memory depends on their number alone, not on
 the table: all threads distribute them to buckets by the high bits of the row, then one thread per bucket sorts by the
@@ -17,7 +19,8 @@ Measured on one thread with AVX2 (rho = 1, eta = 45, d = 64, 2048 lists in group
 shared negatives summed first and 3.6 ms without. Distributing 98,304 rows to buckets takes 0.4 ms, where a stable
 argsort of NumPy takes 3.1 ms.
 
-Cost: per summand 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written.
+Cost: per summand 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written. In
+long lists, two passes over the coefficients find those that are not 0.
 """
 
 from functools import partial
