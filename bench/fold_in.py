@@ -68,8 +68,8 @@ def measure(name: str, fold: int, score: Score, data: Path) -> Row:
     both = dataset.train.union(history)
     empty = CSR.empty(both.shape)
     began = time.perf_counter()
-    without = DRM(score=score, eval_every=0).fit(dataset)
-    joined = DRM(score=score, eval_every=0).fit(Dataset(both, empty, empty))
+    without = DRM(objective="hinge+drm", score=score, eval_every=0).fit(dataset)
+    joined = DRM(objective="hinge+drm", score=score, eval_every=0).fit(Dataset(both, empty, empty))
     trained = time.perf_counter() - began
     backend, config = without.backend()[0], without.config
 
