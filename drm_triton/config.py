@@ -169,7 +169,7 @@ class TrainConfig:
         LOSS,
         least=TAU_RANGE[0],
         most=TAU_RANGE[1],
-        unset="1.3 N^(-1/4) in a catalogue of N items",
+        unset="0.65 N^(-1/6) in a catalogue of N items",
         search=(0.07, 0.1, 0.14, 0.2, 0.28),
     )
     interaction_weights: InteractionWeights = option(
@@ -302,10 +302,10 @@ class TrainConfig:
 
         Examples
         --------
-        >>> TrainConfig().temperature_for(10_000)
-        0.13
+        >>> round(TrainConfig().temperature_for(10_000), 3)
+        0.14
         """
-        return 1.3 * n_items**-0.25 if self.temperature is None else self.temperature
+        return 0.65 * n_items ** (-1 / 6) if self.temperature is None else self.temperature
 
     def resolved(self) -> "TrainConfig":
         """Return the same configuration with the values in force in place of None, as a run records it.

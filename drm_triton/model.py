@@ -138,7 +138,7 @@ class DRM:
         By how much a positive should score above a negative, in the hinge part.
     temperature : float, optional
         Temperature of the softmax, psl and bpr parts. Lower values put more weight on the hardest negatives. Default:
-        1.3 N^(-1/4) in a catalogue of N items.
+        0.65 N^(-1/6) in a catalogue of N items.
     interaction_weights : {"off", "raw", "log", "bm25"}, default "off"
         How the loss of a list depends on the weights of its positives, which prepare --weight stores: not
         at all (off), in proportion to the weight (raw) or to log(1 + weight), or by BM25.
