@@ -50,7 +50,9 @@ def assert_same(
     assert_update(V, GradientTerms.of_items(batch, g, U), score, V.roll(1, 0) if dense else None)
 
 
-@settings(deadline=None, max_examples=80)
+# Always the same examples: in about one of a thousand, two scores of a list are equal to the last bit but one, and their
+# order, on which the gradient depends, is a matter of rounding.
+@settings(deadline=None, max_examples=80, derandomize=True)
 @given(
     seed=st.integers(0, 99),
     B=st.integers(1, 150),
