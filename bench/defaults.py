@@ -37,6 +37,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"factors": 128},
         {"init": "normal"},
         {"pool": 1024},
+        {"pool": 8192},
         {"score": "dot"},
         {"score": "l2"},
         {"negatives": "sampled"},

@@ -43,7 +43,7 @@ MAX_CUT_OFF = 1000  # of `monitor`, and of the metrics that `evaluate` prints
 
 OVER_CATALOGUE = ("softmax", "softmax@k")  # objectives that are defined for the whole catalogue
 SOFTMAX_K = 20
-POOL = 8192
+POOL = 32768
 SAMPLED_BATCH = 2048
 CATALOGUE_BATCH = 256  # users; a step with more of them changes every item less often
 

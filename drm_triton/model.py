@@ -114,7 +114,7 @@ class DRM:
         Negatives of a list: a sample of `eta` items, or all items that its user does not have. With all, a list is a
         user, its positives are all of the user's items, and `objective` must be softmax or softmax@k. Default: all with
         `objective` softmax or softmax@k, sampled otherwise.
-    pool : int, default 8192
+    pool : int, default 32768
         Number of items that stand for a larger catalogue with `negatives` all. They are drawn for each step.
     eta : int, optional
         Number of negatives in a training list: items that its user does not have. Default: 15 rho, at least 45.
@@ -194,7 +194,7 @@ class DRM:
         init: Init = "spectral",
         rho: int = 1,
         negatives: Negatives | None = None,
-        pool: int = 8192,
+        pool: int = 32768,
         eta: int | None = None,
         share: int = 32,
         user_sampling: UserSampling = "proportional",
