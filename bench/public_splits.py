@@ -31,7 +31,7 @@ METRICS = ("recall@20", "ndcg@20")
 DRM_OPTIONS = {"objective": "hinge+drm"}
 MODELS: dict[str, list[dict[str, Any]]] = {
     "softmax, defaults": [{}],
-    "softmax": [{"temperature": t} for t in (0.07, 0.1, 0.125, 0.15, 0.2)],
+    "softmax, pool 8192": [{"pool": 8192, "temperature": t} for t in (0.07, 0.1, 0.125, 0.15)],
     "softmax@k": [{"objective": "softmax@k", "tau": t} for t in (0.25, 0.5, 1.0)],
     "DRM dot, defaults": [DRM_OPTIONS],
     "DRM L2, defaults": [{**DRM_OPTIONS, "score": "l2"}],
