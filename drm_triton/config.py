@@ -105,7 +105,8 @@ class TrainConfig:
     )
     pool: int = option(
         POOL,
-        "Number of items that stand for a larger catalogue with `negatives` all. They are drawn for each step.",
+        "Number of items, drawn for each step, that stand for a catalogue of more than twice as many with `negatives` "
+        "all.",
         LISTS,
         least=1,
         most=MAX_INT32,

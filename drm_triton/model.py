@@ -115,7 +115,8 @@ class DRM:
         user, its positives are all of the user's items, and `objective` must be softmax or softmax@k. Default: all with
         `objective` softmax or softmax@k, sampled otherwise.
     pool : int, default 32768
-        Number of items that stand for a larger catalogue with `negatives` all. They are drawn for each step.
+        Number of items, drawn for each step, that stand for a catalogue of more than twice as many with `negatives`
+        all.
     eta : int, optional
         Number of negatives in a training list: items that its user does not have. Default: 15 rho, at least 45.
     share : int, default 32

@@ -120,7 +120,8 @@ class CataloguePlan:
     indptr : int64 [M + 1]
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. A user without interactions, or with all items, is left out.
-    pool : number of negatives that are drawn for a step; if the catalogue has no more items, all of them are used
+    pool : number of negatives that are drawn for a step
+        A catalogue of up to twice as many items is used as a whole: to draw most of it would take longer.
     weights : float32 [nnz], optional
         Weight of each interaction in the loss.
     """
@@ -162,7 +163,7 @@ class CataloguePlan:
         positions += torch.arange(len(positions), device=positions.device)
         weights = None if self.weights is None else self.weights[positions]
         batch = CatalogueBatch(users, indptr, self.indices[positions], weights)
-        return batch if self.pool >= self.n_items else self._pooled(batch, self._stream(epoch, start + 1))
+        return batch if self.n_items <= 2 * self.pool else self._pooled(batch, self._stream(epoch, start + 1))
 
     def _pooled(self, batch: CatalogueBatch, stream: np.random.Generator) -> CatalogueBatch:
         """Draw a pool, and let the positives refer to its items."""

@@ -23,7 +23,9 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
     if config.negatives_in_force == "all":
         n_lists = min(config.batch_in_force, dataset.n_users)
-        n_items = min(config.pool + n_lists * interactions // dataset.n_users, dataset.n_items)
+        n_items = dataset.n_items
+        if n_items > 2 * config.pool:  # the pool, and positives that are not in it
+            n_items = min(config.pool + n_lists * interactions // dataset.n_users, n_items)
         scores = user_blocks(n_lists, n_items)[0].stop * n_items
         batch = 4 * (scores + 3 * n_items * config.factors + 3 * n_lists * config.factors)
     else:

@@ -60,7 +60,7 @@ def test_checkerboard_recommends_the_held_out_item_first(score: str, init: str) 
     "options",
     [
         {},
-        {"pool": 100},
+        {"pool": 60},
         {"objective": "softmax@k"},
         {"objective": "psl"},
         {"objective": "bpr"},
