@@ -77,7 +77,7 @@ def export(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     manifest = export(model, f"{folder}/factors", to="npz")
     ...     np.load(f"{folder}/factors/factors.npz")["user_ids"].tolist(), manifest["score"]
-    (['ann', 'bob'], 'dot')
+    (['ann', 'bob'], 'cosine')
     """
     check_choice("export", "to", to, ExportFormat)
     index_class = INDEXES.get(to)
