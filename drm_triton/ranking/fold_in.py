@@ -7,11 +7,11 @@ one epoch of the user's lists.
 
 A vector depends only on the history, to the bit: not on other users folded in with it, on the order of the items, or on
 the number of threads. For that, each user's lists are sampled as if the user were alone. Users share only the calls of
-the kernels, which process every list and every row independently. So many users cost what their lists cost in training
-with `share` 1.
+the kernels, which process every list and every row independently. A list costs the same as in training with `share` 1.
 """
 
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.kernels.catalogue import USERS
-from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, summed
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, summed
 from drm_triton.training.initialize import SPECTRAL_NORM
 from drm_triton.training.step import objective_of
 
@@ -72,19 +72,32 @@ def _fit(U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, backend: Bac
     # As after spectral initialisation, Adagrad starts at 1: the first step is then proportional to the gradient, and
     # does not overwrite the initial direction.
     state, score, objective = torch.ones_like(U), summed(config.score_in_force), objective_of(config, len(V))
-    plan, seeds = _plan(histories, config, V.device)
-    whole = _catalogue(histories, V.device) if config.negatives_in_force == "all" else None
-    for step in range(STEPS):
-        if whole is not None:
-            users, weights = whole.users[: len(U)], whole.indptr.diff()[: len(U)].to(U.dtype).rsqrt()
-            gradients = backend.catalogue_gradients(U, V, whole, objective).user_grad[: len(U)]
-        else:
-            batch = backend.sample_users(plan, seeds, step, MAX_LISTS)
-            users, gradients = batch.users, backend.list_gradients(U, V, batch, objective).user_grad
-            weights = (1 / users.bincount())[users.long()]
-        terms = GradientTerms.of_rows(users, gradients, weights)
+    gradient_terms = _catalogue_terms if config.negatives_in_force == "all" else _list_terms
+    for step, terms in enumerate(gradient_terms(U, V, histories, config, objective, backend)):
         backend.update_rows(U, state, terms, LR * (1 - step / STEPS), score)
     return U
+
+
+def _catalogue_terms(
+    U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, objective: Objective, backend: Backend
+) -> Iterator[GradientTerms]:
+    """Yield the gradient of each step, at the vectors as they are then. All other items are the negatives."""
+    batch = _catalogue(histories, V.device)
+    users, weights = batch.users[: len(U)], batch.indptr.diff()[: len(U)].to(U.dtype).rsqrt()
+    for _ in range(STEPS):
+        gradients = backend.catalogue_gradients(U, V, batch, objective).user_grad
+        yield GradientTerms.of_rows(users, gradients[: len(U)], weights)
+
+
+def _list_terms(
+    U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, objective: Objective, backend: Backend
+) -> Iterator[GradientTerms]:
+    """Yield the gradient of each step, at the vectors as they are then: the mean over lists with sampled negatives."""
+    plan, seeds = _plan(histories, config, V.device)
+    for step in range(STEPS):
+        batch = backend.sample_users(plan, seeds, step, MAX_LISTS)
+        gradients = backend.list_gradients(U, V, batch, objective).user_grad
+        yield GradientTerms.of_rows(batch.users, gradients, (1 / batch.users.bincount())[batch.users.long()])
 
 
 def _catalogue(histories: CSR, device: torch.device) -> CatalogueBatch:

@@ -36,9 +36,8 @@ def train_step(
     dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
-    backend.update_rows(
-        V, state.V_state, item_terms, lr, config.score_in_force, dV
-    )  # before U, which the item terms refer to
+    # V before U, which the item terms refer to.
+    backend.update_rows(V, state.V_state, item_terms, lr, config.score_in_force, dV)
     backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score_in_force), dU)
     state.step += 1
 
