@@ -38,6 +38,11 @@ def user_blocks(n_users: int, n_items: int) -> list[slice]:
     return [slice(start, min(start + size, n_users)) for start in range(0, n_users, size)]
 
 
+def needs_pool(n_items: int, pool: int) -> bool:
+    """Return whether a pool stands for the catalogue. To draw most of the items would take longer than to use all."""
+    return n_items > 2 * pool
+
+
 def gradients_of_products(
     u: Tensor, V: Tensor, g: Tensor, user_products: Tensor, item_products: Tensor, score: Score
 ) -> tuple[Tensor, Tensor]:
@@ -121,7 +126,7 @@ class CataloguePlan:
     indices : int32 [nnz], strictly ascending within a row
         The training interactions. A user without interactions, or with all items, is left out.
     pool : number of negatives that are drawn for a step
-        A catalogue of up to twice as many items is used as a whole: to draw most of it would take longer.
+        A catalogue of up to twice as many items is used as a whole.
     weights : float32 [nnz], optional
         Weight of each interaction in the loss.
     """
@@ -163,7 +168,9 @@ class CataloguePlan:
         positions += torch.arange(len(positions), device=positions.device)
         weights = None if self.weights is None else self.weights[positions]
         batch = CatalogueBatch(users, indptr, self.indices[positions], weights)
-        return batch if self.n_items <= 2 * self.pool else self._pooled(batch, self._stream(epoch, start + 1))
+        if needs_pool(self.n_items, self.pool):
+            return self._pooled(batch, self._stream(epoch, start + 1))
+        return batch
 
     def _pooled(self, batch: CatalogueBatch, stream: np.random.Generator) -> CatalogueBatch:
         """Draw a pool, and let the positives refer to its items."""

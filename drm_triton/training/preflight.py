@@ -9,7 +9,7 @@ import torch
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.kernels.catalogue import user_blocks
+from drm_triton.kernels.catalogue import needs_pool, user_blocks
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
@@ -24,7 +24,7 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     if config.negatives_in_force == "all":
         n_lists = min(config.batch_in_force, dataset.n_users)
         n_items = dataset.n_items
-        if n_items > 2 * config.pool:  # the pool, and positives that are not in it
+        if needs_pool(n_items, config.pool):  # the pool, and positives that are not in it
             n_items = min(config.pool + n_lists * interactions // dataset.n_users, n_items)
         scores = user_blocks(n_lists, n_items)[0].stop * n_items
         batch = 4 * (scores + 3 * n_items * config.factors + 3 * n_lists * config.factors)
