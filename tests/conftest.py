@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the CPU kernels into Numba's cache before the workers of pytest-xdist start, or each would do it."""
     if session.config.getoption("numprocesses", None):
-        programs = [COMPILE_TRAINING, COMPILE_SHARED + COMPILE_LOSSES]
+        programs = [COMPILE_LOSSES + COMPILE_CATALOGUE, COMPILE_LISTS]
         with ThreadPoolExecutor() as pool:
             for done in pool.map(lambda program: run_python("-c", program), programs):
                 if done.returncode:
@@ -74,27 +74,24 @@ def pytest_collection_finish() -> None:
     interpreter._patch_lang = patch_once
 
 
-# Programs that run the operations which most tests use once, on toy data. Together they use two cores.
-COMPILE_TRAINING = """
-from drm_triton import DRM, Dataset
-data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
-DRM(factors=4, epochs=1, share=1, backend="cpu").fit(data).recommend(k=1)
-"""
-COMPILE_SHARED = """
-import torch
-from drm_triton.kernels import cpu
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
-U, V, items = torch.ones(1, 4), torch.ones(3, 4), torch.tensor([[0, 1], [2, 1]], dtype=torch.int32)
-shared = SharedNegatives(2, items[:1, 1:], torch.zeros(2, 1, dtype=torch.bool))
-batch = ListBatch(torch.zeros(2, dtype=torch.int32), items, shared)
-g = cpu.list_gradients(U, V, batch, Objective(1)).g
-cpu.update_rows(V, torch.ones_like(V), GradientTerms.of_items(batch, g, U), 0.1, "dot")
-"""
+# Programs that run the operations which most tests use once, on toy data. They take about the same time.
 COMPILE_LOSSES = """
+import torch
 from drm_triton import drm_loss, soft_topk
 for dtype in (torch.float32, torch.float64):
     scores = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
     (drm_loss(scores, torch.tensor([[1, 0, 0]]).to(dtype)) + soft_topk(scores, 2).sum()).backward()
+"""
+COMPILE_CATALOGUE = """
+from drm_triton import DRM, Dataset
+data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
+DRM(factors=4, epochs=1, backend="cpu").fit(data).recommend(k=1)
+"""
+COMPILE_LISTS = """
+from drm_triton import DRM, Dataset
+data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
+for share in (1, 2):
+    DRM(factors=4, epochs=1, objective="hinge+drm", share=share, batch_size=2, backend="cpu").fit(data)
 """
 
 
@@ -168,11 +165,14 @@ def environment(**changes: str | None) -> dict[str, str]:
     return {name: value for name, value in (os.environ | variables).items() if value is not None}
 
 
-def run_python(*arguments: object, cwd: Path | None = None, **changes: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a new Python process to its end, in the environment of `environment(**changes)`."""
+def run_python(
+    *arguments: object, cwd: Path | None = None, input: str | None = None, **changes: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run a new Python process to its end, in the environment of `environment(**changes)`; `input` is its stdin."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
+        input=input,
         env=environment(**changes),
         capture_output=True,
         text=True,
