@@ -69,8 +69,8 @@ def test_checkerboard_recommends_the_held_out_item_first(score: str, init: str) 
     ],
 )
 def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Dataset, options: dict[str, Any]) -> None:
-    batch_size = 32 if TrainConfig(**options).negatives_in_force == "all" else 256
-    model = DRM(**options, factors=32, epochs=15, batch_size=batch_size).fit(data)
+    batch_size, epochs = (32, 15) if TrainConfig(**options).negatives_in_force == "all" else (256, 8)
+    model = DRM(**options, factors=32, epochs=epochs, batch_size=batch_size).fit(data)
     seen = data.train.union(data.valid)
     ours = model.evaluate(data.test, seen).means["ndcg@10"]
     popular = evaluate(popularity_ranker(data.train), seen, data.test).means["ndcg@10"]
@@ -87,7 +87,7 @@ def test_planted_structure_is_recovered_far_better_than_by_popularity(data: Data
         {"objective": "hinge+drm", "score": "l2", "cov": 1.0},
         {"objective": "hinge+drm", "user_sampling": "uniform", "init": "normal"},
         {"objective": "hinge+drm", "share": 1},
-        {"objective": "hinge+drm", "share": 5, "batch_size": 95},
+        {"objective": "hinge+drm", "share": 5, "batch_size": 495},
         {"objective": "hinge+drm", "share": 1000, "batch_size": 1000},
         {"negatives": "sampled"},
         {"objective": "psl"},
