@@ -43,13 +43,12 @@ def needs_pool(n_items: int, pool: int) -> bool:
     return n_items > 2 * pool
 
 
-def gradients_of_products(
-    u: Tensor, V: Tensor, g: Tensor, user_products: Tensor, item_products: Tensor, score: Score
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients to users u [B, d] and items V [N, d] from g = dL/dS [B, N] and its products g V, g^T u."""
-    if score != "l2":
-        return user_products, item_products
-    return 2 * (user_products - g.sum(1)[:, None] * u), 2 * (item_products - g.sum(0)[:, None] * V)
+def gradient_of_products(products: Tensor, rows: Tensor, g: Tensor, score: Score) -> Tensor:
+    """Return the gradient to rows [n, d].
+
+    For users, g is dL/dS and the products are g V; for items, g is its transpose and the products are g U.
+    """
+    return 2 * (products - g.sum(1)[:, None] * rows) if score == "l2" else products
 
 
 def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> Tensor:
@@ -94,14 +93,16 @@ def softmax_of_users(
     return loss, scale / objective.temperature * (wrong.sum(1, keepdim=True) * spread - wrong)
 
 
-def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
+def catalogue_gradients(
+    U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective, fixed_items: bool = False
+) -> CatalogueGradients:
     """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to the rows of V.
 
-    A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+    With `fixed_items`, the gradient to the items is left out. A user with a score that is not finite has loss and gradient NaN, and so has every item then.
     """
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
-    loss, user_grad, item_grad = U.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
+    loss, user_grad, item_grad = U.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
     user_of = torch.repeat_interleave(torch.arange(len(u), device=u.device), batch.indptr.diff())
     for block in user_blocks(len(u), len(V)):
         s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
@@ -112,8 +113,9 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
         weights = torch.zeros_like(s)
         weights[entries] = 1.0 if batch.weights is None else batch.weights[low:high]
         loss[block], g = softmax_of_users(s, positive, weights, objective, batch.pool)
-        user_grad[block], of_items = gradients_of_products(u[block], V, g, g @ V, g.T @ u[block], objective.score)
-        item_grad += of_items
+        user_grad[block] = gradient_of_products(g @ V, u[block], g, objective.score)
+        if not fixed_items:
+            item_grad += gradient_of_products(g.T @ u[block], V, g.T, objective.score)
     return CatalogueGradients(loss, user_grad, item_grad)
 
 

@@ -251,7 +251,7 @@ class CatalogueGradients(NamedTuple):
 
     softmax: Tensor  # [B]
     user_grad: Tensor  # [B, d], dloss/dU[user]
-    item_grad: Tensor  # [N, d], dloss/dV summed over the users
+    item_grad: Tensor  # [N, d], dloss/dV summed over the users; [0, d] if the items are fixed
 
 
 class GradientTerms(NamedTuple):
@@ -327,10 +327,11 @@ class Backend(Protocol):
         """
 
     def catalogue_gradients(
-        self, U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
+        self, U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective, fixed_items: bool = False
     ) -> CatalogueGradients:
         """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to all items.
 
+        With `fixed_items`, the gradient to the items, a third of the work, is left out.
         A user with a score that is not finite has loss and gradient NaN, and so has every item then.
         """
 

@@ -85,7 +85,7 @@ def _catalogue_terms(
     batch = _catalogue(histories, V.device)
     users, weights = batch.users[: len(U)], batch.indptr.diff()[: len(U)].to(U.dtype).rsqrt()
     for _ in range(STEPS):
-        gradients = backend.catalogue_gradients(U, V, batch, objective).user_grad
+        gradients = backend.catalogue_gradients(U, V, batch, objective, fixed_items=True).user_grad
         yield GradientTerms.of_rows(users, gradients[: len(U)], weights)
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.kernels.catalogue import USERS, gradients_of_products, scores_of_products, user_blocks
+from drm_triton.kernels.catalogue import USERS, gradient_of_products, scores_of_products, user_blocks
 from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.active import kth_largest
 from drm_triton.kernels.cpu.runtime import threads
@@ -106,10 +106,12 @@ def loss_parameters(objective: Objective, pool: Pool | None, n_items: int) -> Ca
     )
 
 
-def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
+def catalogue_gradients(
+    U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective, fixed_items: bool = False
+) -> CatalogueGradients:
     """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to the rows of V.
 
-    A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+    With `fixed_items`, the gradient to the items is left out. A user with a score that is not finite has loss and gradient NaN, and so has every item then.
 
     Parameters
     ----------
@@ -126,21 +128,22 @@ def catalogue_gradients(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: 
     weights = view(name, "the weights of batch", given, (len(indices),), FLOAT32)
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
-    loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V)
+    loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
     columns = V.T.contiguous()  # faster to multiply by than the view
     parameters = loss_parameters(objective, batch.pool, len(V))
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
             S = u.new_empty(block.stop - block.start, len(V))
-            products = multiply_block(
+            products = user_products(
                 u[block], V, columns, S, block.start, indptr, indices, weights, parameters, objective.score, loss
             )
-            user_grad[block], of_items = gradients_of_products(u[block], V, S, *products, objective.score)
-            item_grad += of_items
+            user_grad[block] = gradient_of_products(products, u[block], S, objective.score)
+            if not fixed_items:
+                item_grad += gradient_of_products(item_products(u[block], V, S), V, S.T, objective.score)
     return CatalogueGradients(loss, user_grad, item_grad)
 
 
-def multiply_block(
+def user_products(
     u: Tensor,
     V: Tensor,
     columns: Tensor,
@@ -152,12 +155,12 @@ def multiply_block(
     parameters: CatalogueLoss,
     score: Score,
     loss: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Compute the losses of the block of users that begins with user `first` of the batch.
 
-    S [B, N] becomes g = dL/dS. Returns its products g V and g^T u; `columns` is V^T.
+    S [B, N] becomes g = dL/dS. Returns its product g V; `columns` is V^T.
     """
-    losses, user_products, item_products = loss.numpy(), torch.empty_like(u), torch.empty_like(V)
+    losses, products = loss.numpy(), torch.empty_like(u)
 
     def of_users(start: int) -> None:
         rows = slice(start, min(start + USERS, len(u)))
@@ -165,12 +168,19 @@ def multiply_block(
         softmax_of_users(
             first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, weights, parameters, losses
         )
-        torch.mm(S[rows], V, out=user_products[rows])
+        torch.mm(S[rows], V, out=products[rows])
+
+    threads.run(partial(of_users, start) for start in range(0, len(u), USERS))
+    return products
+
+
+def item_products(u: Tensor, V: Tensor, g: Tensor) -> Tensor:
+    """Return g^T u for g [B, N]."""
+    products = torch.empty_like(V)
 
     def of_items(start: int) -> None:
         items = slice(start, min(start + ITEMS, len(V)))
-        torch.mm(S[:, items].T, u, out=item_products[items])
+        torch.mm(g[:, items].T, u, out=products[items])
 
-    threads.run(partial(of_users, start) for start in range(0, len(u), USERS))
     threads.run(partial(of_items, start) for start in range(0, len(V), ITEMS))
-    return user_products, item_products
+    return products

@@ -70,6 +70,10 @@ def test_losses_and_gradients(backend: Backend, score: Score, B: int, N: int, d:
     got = backend.catalogue_gradients(U, V, batch, objective(score))
     for x, want in zip(got, definition(U, V, batch, objective(score)), strict=True):
         torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+    fixed = backend.catalogue_gradients(U, V, batch, objective(score), fixed_items=True)
+    assert torch.equal(fixed.softmax, got.softmax)
+    assert torch.equal(fixed.user_grad, got.user_grad)
+    assert fixed.item_grad.shape == (0, d)
 
 
 @pytest.mark.parametrize("score", get_args(Score))
