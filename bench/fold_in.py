@@ -1,6 +1,6 @@
 """Quality of fold-in compared with training: recommend to held-out users from a part of their items.
 
-    python -m bench.fold_in --data PATH [--sets lastfm,citeulike] [--folds 0,1,2] [--score dot]
+    python -m bench.fold_in --data PATH [--sets lastfm,citeulike] [--folds 0,1,2] [--objective softmax]
 
 A tenth of the users is held out. Four fifths of their items are the history, the other items are relevant. Methods:
     fold-in     train on the other users, then fold in the held-out users
@@ -10,8 +10,8 @@ A tenth of the users is held out. Four fifths of their items are the history, th
     mean        the mean factors of the history
     popularity  the items with the most interactions
 
-Cost of a fold-in: steps x lists x (4 n d + 8 n^2 + 40 n K) operations, the same as training on these lists with
-share 1.
+Cost of a fold-in: 4 N d operations for each step over a whole catalogue of N items, two thirds of those of a step of
+training; with sampled negatives, lists x (4 n d + 8 n^2 + 40 n K), as in training with share 1.
 Each fold holds out other users. Finished folds are stored in results/fold_in.json; the table is results/fold_in.md.
 """
 
@@ -31,7 +31,6 @@ from drm_triton.bench.quality import SETS
 from drm_triton.bench.record import RESULTS, Row, environment, time_in_turns
 from drm_triton.data.csr import CSR
 from drm_triton.data.split import random_keys
-from drm_triton.names import Score
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, popularity_ranker
 from drm_triton.ranking.fold_in import fold_in, mean_direction
 
@@ -60,7 +59,7 @@ def history_and_relevant(held_out: CSR) -> tuple[CSR, CSR]:
     return history, relevant
 
 
-def measure(name: str, fold: int, score: Score, data: Path) -> Row:
+def measure(name: str, fold: int, objective: str, data: Path) -> Row:
     """Measure one fold: two trainings, five methods."""
     dataset = prepared(name, fold, data)
     new_users = np.flatnonzero(dataset.test.degrees())
@@ -68,8 +67,8 @@ def measure(name: str, fold: int, score: Score, data: Path) -> Row:
     both = dataset.train.union(history)
     empty = CSR.empty(both.shape)
     began = time.perf_counter()
-    without = DRM(objective="hinge+drm", score=score, eval_every=0).fit(dataset)
-    joined = DRM(objective="hinge+drm", score=score, eval_every=0).fit(Dataset(both, empty, empty))
+    without = DRM(objective=objective, eval_every=0).fit(dataset)
+    joined = DRM(objective=objective, eval_every=0).fit(Dataset(both, empty, empty))
     trained = time.perf_counter() - began
     backend, config = without.backend()[0], without.config
 
@@ -96,7 +95,7 @@ def measure(name: str, fold: int, score: Score, data: Path) -> Row:
         least=3,
     )
     return {
-        "set": name, "fold": fold, "score": score, "users": len(new_users),
+        "set": name, "fold": fold, "objective": objective, "users": len(new_users),
         **{method: {metric: means[method][metric] for metric in METRICS} for method in METHODS},
         "items of the median user": median.nnz, "milliseconds for one": 1e3 * times["one"],
         "users per second": len(new_users) / times["all"], "training seconds": trained,
@@ -111,27 +110,27 @@ def table(rows: list[Row]) -> str:
         f"{rows[-1]['environment']['processor']}, {rows[-1]['environment']['date'][:10]}; made by "
         "`python -m bench.fold_in`.",
         "",
-        "| set | score | folds | metric | "
+        "| set | objective | folds | metric | "
         + " | ".join(METHODS)
         + " | fold-in / trained in | same items / trained in |",
         "|---|---|---|---|" + "---|" * (len(METHODS) + 2),
     ]
-    for name, score in dict.fromkeys((row["set"], row["score"]) for row in rows):
-        folds = [row for row in rows if (row["set"], row["score"]) == (name, score)]
+    for name, objective in dict.fromkeys((row["set"], row["objective"]) for row in rows):
+        folds = [row for row in rows if (row["set"], row["objective"]) == (name, objective)]
         for metric in METRICS:
             means = {method: statistics.fmean(row[method][metric] for row in folds) for method in METHODS}
             cells = [f"{means[method]:.4f}" for method in METHODS]
             cells += [f"{means[method] / means['trained in']:.3f}" for method in ("fold-in", "same items")]
-            lines.append(f"| {name} | {score} | {len(folds)} | {metric} | " + " | ".join(cells) + " |")
-    one, many = (statistics.median(row[key] for row in rows) for key in ("milliseconds for one", "users per second"))
-    items = statistics.median(row["items of the median user"] for row in rows)
-    load = statistics.median(row["environment"]["load"] or 0 for row in rows)
-    threads = rows[-1]["environment"]["threads"]
-    lines += [
-        "",
-        f"One user with {items:.0f} items: {one:.1f} ms. Many users at once: {many:,.0f} users per second "
-        f"({threads} threads, on a machine with load {load:.1f}).",
-    ]
+            lines.append(f"| {name} | {objective} | {len(folds)} | {metric} | " + " | ".join(cells) + " |")
+    for objective in dict.fromkeys(row["objective"] for row in rows):
+        keys = ("milliseconds for one", "users per second", "items of the median user")
+        own = [row for row in rows if row["objective"] == objective]
+        one, many, items = (statistics.median(row[key] for row in own) for key in keys)
+        lines += [
+            "",
+            f"{objective}: one user with {items:.0f} items takes {one:.1f} ms; {many:,.0f} users per second if many "
+            f"are folded in at once ({own[-1]['environment']['threads']} threads).",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -140,15 +139,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the real data sets")
     parser.add_argument("--sets", default="lastfm,citeulike")
     parser.add_argument("--folds", default="0,1,2")
-    parser.add_argument("--score", default="dot")
+    parser.add_argument("--objective", default="softmax")
     args = parser.parse_args()
     file = RESULTS / "fold_in.json"
     rows: list[Any] = json.loads(file.read_text())["rows"] if file.exists() else []
     for name in args.sets.split(","):
         for fold in map(int, args.folds.split(",")):
-            rows = [row for row in rows if (row["set"], row["fold"], row["score"]) != (name, fold, args.score)]
-            rows.append(measure(name, fold, args.score, args.data))
-            rows.sort(key=lambda row: (row["set"], row["score"], row["fold"]))
+            rows = [row for row in rows if (row["set"], row["fold"], row["objective"]) != (name, fold, args.objective)]
+            rows.append(measure(name, fold, args.objective, args.data))
+            rows.sort(key=lambda row: (row["set"], row["objective"], row["fold"]))
             file.write_text(
                 json.dumps({"command": "python -m bench.fold_in --data PATH", "rows": rows}, indent=1) + "\n"
             )

@@ -6,9 +6,9 @@ a user is
 
     n^-1/2 sum_i w_i log(1 + sum_j exp((s_j - s_i) / temperature))
 
-over the user's n positives i and all negatives j. A user with a hundred times the interactions counts ten times as
-much: a compromise between counting users and counting interactions equally. The weight w_i is that of the interaction,
-1 by default, times that of `top_k_weights` if the objective asks for it.
+over the user's n positives i and all negatives j, and 0 without positives. A user with a hundred times the
+interactions counts ten times as much: a compromise between counting users and counting interactions equally. The weight
+w_i is that of the interaction, 1 by default, times that of `top_k_weights` if the objective asks for it.
 
 In a large catalogue, a random pool of items stands for all of them in one step: V then holds the items of the pool, and
 the sum over the negatives is multiplied by the number of items that each of them stands for.
@@ -29,7 +29,7 @@ from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Obje
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
-USERS = 64  # users of a product that one CPU thread computes; blocks have a multiple of them
+USERS = 32  # users of a product that one CPU thread computes; blocks have a multiple of them. 64 are not faster
 
 
 def user_blocks(n_users: int, n_items: int) -> list[slice]:
@@ -86,7 +86,7 @@ def softmax_of_users(
     x = negatives.logsumexp(1, keepdim=True) + log_ratio - z
     if objective.at_k:
         weights = weights * top_k_weights(s, objective)
-    scale = positive.sum(1, keepdim=True).to(s.dtype).rsqrt()
+    scale = positive.sum(1, keepdim=True).clamp(min=1).to(s.dtype).rsqrt()
     loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
     wrong = torch.where(positive, weights * torch.sigmoid(x), 0)  # share of the negatives in the softmax of a positive
     spread = torch.where(negative.any(1, keepdim=True), torch.softmax(negatives, 1), 0)  # not NaN without negatives
@@ -98,7 +98,8 @@ def catalogue_gradients(
 ) -> CatalogueGradients:
     """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to the rows of V.
 
-    With `fixed_items`, the gradient to the items is left out. A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+    With `fixed_items`, the gradient to the items is left out.
+    A user with a score that is not finite has loss and gradient NaN, and so has every item then.
     """
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]

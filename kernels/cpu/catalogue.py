@@ -48,6 +48,9 @@ def softmax_of_user(s, positives, weights, loss):
     if not all_finite(s):
         s[:] = np.nan
         return f32(np.nan)
+    if n == 0:
+        s[:] = f32(0)
+        return f32(0)
     s_positives = np.empty(n, np.float32)
     for i in range(n):
         s_positives[i] = s[positives[i]]
@@ -111,7 +114,8 @@ def catalogue_gradients(
 ) -> CatalogueGradients:
     """Compute losses of users over the whole catalogue, and their gradients to the users' rows and to the rows of V.
 
-    With `fixed_items`, the gradient to the items is left out. A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+    With `fixed_items`, the gradient to the items is left out.
+    A user with a score that is not finite has loss and gradient NaN, and so has every item then.
 
     Parameters
     ----------

@@ -103,6 +103,20 @@ def test_a_user_who_has_the_whole_pool_learns_nothing(backend: Backend) -> None:
     assert not any(x.any() for x in backend.catalogue_gradients(U, V, batch, objective()))
 
 
+@pytest.mark.parametrize("at_k", [False, True])
+def test_a_user_without_items_has_no_loss(backend: Backend, at_k: bool) -> None:
+    U, V, batch = case(2, 9, 9, 30, 8)
+    empty = batch._replace(users=batch.users.roll(1), indptr=torch.cat([batch.indptr[:1], batch.indptr[:-1]]))
+    got = backend.catalogue_gradients(U, V, empty, objective(at_k=at_k))
+    rest = batch._replace(users=batch.users[:-1], indptr=batch.indptr[:-1])
+    want = backend.catalogue_gradients(U, V, rest, objective(at_k=at_k))
+    assert got.softmax[0] == 0
+    assert not got.user_grad[0].any()
+    torch.testing.assert_close(got.softmax[1:], want.softmax)
+    torch.testing.assert_close(got.user_grad[1:], want.user_grad)
+    torch.testing.assert_close(got.item_grad, want.item_grad)
+
+
 @pytest.mark.parametrize("score", get_args(Score))
 def test_weights_multiply_the_terms_of_the_positives(backend: Backend, score: Score) -> None:
     U, V, batch = case(4, 70, 80, 40, 16)
