@@ -2,9 +2,9 @@
 
     python -m bench.time_to_quality --data PATH [--sets citeulike,amazon]
 
-Each model trains with the options that `bench.quality` chose for it, on all cores, one after the other in one run. The
-time of validation is not counted. The curve of LightFM is one training. The other models are trained again for each
-number of epochs. The results are results/time_to_quality.json and .png.
+Each model trains with the options that `bench.quality` chose for it, and softmax also with the defaults, on all cores,
+one after the other in one run. The time of validation is not counted. The curve of LightFM is one training. The other
+models are trained again for each number of epochs. The results are results/time_to_quality.json and .png.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from drm_triton import DRM, Dataset
+from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.bench import peers
-from drm_triton.bench.quality import RESULTS, chosen, prepared
+from drm_triton.bench.quality import OURS, RESULTS, chosen, prepared
 from drm_triton.bench.record import environment
 from drm_triton.kernels import get_backend
 from drm_triton.names import Score
@@ -45,10 +45,10 @@ class Clock:
 
 def ours(data: Dataset, options: dict[str, Any], threads: int) -> Curve:
     """Train once for each number of epochs, because the learning rate falls to 0 over the epochs of a training."""
-    curve = Curve()
-    for epochs in [*(e for e in EPOCHS if e < options["epochs"]), options["epochs"]]:
+    curve, last = Curve(), TrainConfig.from_mapping(options).epochs
+    for epochs in [*(e for e in EPOCHS if e < last), last]:
         clock = Clock(data)
-        model = DRM(**{**options, "epochs": epochs}, eval_every=0).fit(data)
+        model = DRM(TrainConfig.from_mapping({**options, "epochs": epochs, "eval_every": 0})).fit(data)
         clock.measure((model.user_factors, model.item_factors), model.config.score_in_force)
         curve += clock.curve
     return curve
@@ -74,7 +74,10 @@ def implicit(fit: Callable[..., peers.Factors], steps: list[int]) -> Callable[..
     return run
 
 
+DEFAULTS = "softmax, defaults"
 MODELS: dict[str, Callable[..., Curve]] = {
+    DEFAULTS: ours,
+    "softmax": ours,
     "DRM dot": ours,
     "DRM L2": ours,
     "ALS": implicit(peers.als, [1, 2, 4, 8, 15, 30]),
@@ -93,24 +96,30 @@ def main() -> None:
     for name in args.sets.split(","):
         data = Dataset.load(prepared(name, args.data))
         DRM(epochs=1, factors=64, eval_every=0).fit(data)  # compile; bench.kernels measures the compilation
-        curves[name] = {
-            model: run(data, chosen(name, model, args.budget)["options"], threads) for model, run in MODELS.items()
-        }
+        curves[name] = {model: run(data, options(name, model, args.budget), threads) for model, run in MODELS.items()}
         summary(name, curves[name])
     result = {"command": "python -m bench.time_to_quality", "environment": environment(), "curves": curves}
     (RESULTS / "time_to_quality.json").write_text(json.dumps(result, indent=2) + "\n")
     draw(curves, RESULTS / "time_to_quality.png")
 
 
+def options(name: str, model: str, budget: int) -> dict[str, Any]:
+    """Return the options of a model on a set."""
+    if model == DEFAULTS:
+        return {}
+    found: dict[str, Any] = chosen(name, model, budget)["options"]
+    return {"objective": "hinge+drm", **found} if model in OURS else found
+
+
 def summary(name: str, curves: dict[str, Curve]) -> None:
     """Print the final quality of each model, and when our models reach it."""
     for peer, curve in curves.items():
         seconds, final = curve[-1]
-        if peer.startswith("DRM"):
+        if MODELS[peer] is ours:
             print(f"{name}: {peer} reaches NDCG@10 {final:.4f} after {seconds:.1f} s")
             continue
         print(f"{name}: {peer} reaches NDCG@10 {final:.4f} after {seconds:.1f} s", end="")
-        for model in (model for model in curves if model.startswith("DRM")):
+        for model in (model for model in curves if MODELS[model] is ours):
             reached = [when for when, value in curves[model] if value >= final]
             print(f"; {model} after {reached[0]:.1f} s" if reached else f"; {model} does not reach it", end="")
         print()
