@@ -1,4 +1,4 @@
-"""Effect of hard negatives: 45 uniform ones, the hardest 45 of 180, and all 180, with the default options.
+"""Effect of hard negatives: 45 uniform ones, the hardest 45 of 180, and all 180, with `hinge+drm`.
 
     python -m bench.hard_negatives --data PATH [--sets lastfm,amazon,citeulike]
 

@@ -27,7 +27,8 @@ from drm_triton.errors import DrmError
 
 app = typer.Typer(
     name="drm-triton",
-    help="Top-K recommenders trained on the ranking metric itself.",
+    help="Top-K recommenders trained with ranking losses: softmax over the catalogue, or DRM, the differentiable "
+    "ranking metric.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -77,5 +77,5 @@ def _help(field: "dataclasses.Field[Any]", show_default: bool) -> str:
     if declared.paper:
         sentences.append(f"Paper: {declared.paper_text}.")
     if show_default:
-        sentences.append(f"[{default_text(field)}]")
+        sentences.append(f"[{in_flags(default_text(field), FLAGS)}]")
     return " ".join(sentences)

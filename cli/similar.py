@@ -25,7 +25,7 @@ def similar(
 ) -> None:
     """Print the items most similar to an item, or the users most similar to a user, with scores.
 
-    The score is the cosine of their factors for a model with dot scores, and the negative squared distance for l2.
+    The score is the cosine of their factors (cosine and dot models) or their negative squared distance (l2 models).
 
     Examples:
 

@@ -69,7 +69,7 @@ class TrainConfig:
         "Score of an item for a user: cosine, dot product, or negative squared Euclidean distance (l2).",
         MODEL,
         paper=("dot", "l2"),
-        unset="dot with hinge, drm and mse in `objective`, cosine otherwise",
+        unset="dot if `objective` contains hinge, drm or mse, otherwise cosine",
         search=("dot", "l2"),
     )
     factors: int = option(
@@ -101,12 +101,12 @@ class TrainConfig:
         "user, its positives are all of the user's items, and `objective` must be softmax or softmax@k.",
         LISTS,
         paper=("sampled",),
-        unset="all with `objective` softmax or softmax@k, sampled otherwise",
+        unset="all if `objective` is softmax or softmax@k, otherwise sampled",
     )
     pool: int = option(
         POOL,
-        "Number of items, drawn for each step, that stand for a catalogue of more than twice as many with `negatives` "
-        "all.",
+        "Size of the random pool of negatives drawn for each step with `negatives` all. Used if the catalogue has more "
+        "than twice this many items.",
         LISTS,
         least=1,
         most=MAX_INT32,
@@ -118,7 +118,7 @@ class TrainConfig:
         least=1,
         most=MAX_INT32,
         paper=("15 rho",),
-        unset=f"15 rho, at least {MIN_ETA}",
+        unset=f"15 times `rho`, at least {MIN_ETA}",
         search=(15, 45, 90),
     )
     share: int = option(
@@ -133,7 +133,12 @@ class TrainConfig:
         "proportional", "How users are drawn: in proportion to their number of interactions, or uniformly.", LISTS
     )
 
-    objective: ObjectiveName = option("softmax", "Parts of the loss.", LOSS, paper=("hinge+drm", "drm"))
+    objective: ObjectiveName = option(
+        "softmax",
+        "Loss of a list. A + joins two parts: hinge+drm is the hinge loss plus `lam` times the DRM loss.",
+        LOSS,
+        paper=("hinge+drm", "drm"),
+    )
     k: int | None = option(
         None,
         "Number of ranks that count as the top in the DRM part, at most `rho` + `eta`, and in softmax@k.",
@@ -141,7 +146,7 @@ class TrainConfig:
         least=1,
         most=MAX_INT32,
         paper=("rho",),
-        unset=f"rho, or {SOFTMAX_K} with softmax@k",
+        unset=f"`rho`, or {SOFTMAX_K} with softmax@k",
     )
     tau: float = option(
         0.5,
@@ -217,15 +222,15 @@ class TrainConfig:
     )
     batch_size: int | None = option(
         None,
-        "Number of lists in a training step. Must be a multiple of `share`.",
+        "Number of lists in a training step. With sampled negatives, it must be a multiple of `share`.",
         TRAINING,
         least=1,
         most=MAX_INT32,
         paper=(1,),
-        unset=f"{SAMPLED_BATCH}, or {CATALOGUE_BATCH} with `negatives` all",
+        unset=f"{SAMPLED_BATCH}, or {CATALOGUE_BATCH} if `negatives` is all",
     )
     epochs: int = option(
-        20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 30)
+        20, "Number of passes over the training lists.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 30)
     )
     seed: int = option(
         0,

@@ -93,7 +93,8 @@ class DRM:
     """Factor model for top-K recommendation.
 
     By default it is trained with the softmax loss over the whole catalogue, which ranks best on most data. With
-    `objective="hinge+drm"` it is trained on the differentiable ranking metric, as in the paper.
+    `objective="hinge+drm"` it is trained on the differentiable ranking metric, as in the paper,
+    <https://arxiv.org/abs/2008.13141>.
 
     Give the training options as keywords, or all together as a `TrainConfig`.
 
@@ -102,8 +103,8 @@ class DRM:
     config : TrainConfig, optional
         All options at once, instead of the keywords below.
     score : {"dot", "l2", "cosine"}, optional
-        Score of an item for a user: cosine, dot product, or negative squared Euclidean distance (l2). Default: dot with
-        hinge, drm and mse in `objective`, cosine otherwise.
+        Score of an item for a user: cosine, dot product, or negative squared Euclidean distance (l2). Default: dot if
+        `objective` contains hinge, drm or mse, otherwise cosine.
     factors : int, default 64
         Length of the user and item vectors, d.
     init : {"spectral", "normal"}, default "spectral"
@@ -112,23 +113,24 @@ class DRM:
         Number of positives in a training list: items that its user has.
     negatives : {"sampled", "all"}, optional
         Negatives of a list: a sample of `eta` items, or all items that its user does not have. With all, a list is a
-        user, its positives are all of the user's items, and `objective` must be softmax or softmax@k. Default: all with
-        `objective` softmax or softmax@k, sampled otherwise.
+        user, its positives are all of the user's items, and `objective` must be softmax or softmax@k. Default: all if
+        `objective` is softmax or softmax@k, otherwise sampled.
     pool : int, default 32768
-        Number of items, drawn for each step, that stand for a catalogue of more than twice as many with `negatives`
-        all.
+        Size of the random pool of negatives drawn for each step with `negatives` all. Used if the catalogue has more
+        than twice this many items.
     eta : int, optional
-        Number of negatives in a training list: items that its user does not have. Default: 15 rho, at least 45.
+        Number of negatives in a training list: items that its user does not have. Default: 15 times `rho`, at least
+        45.
     share : int, default 32
         Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"
         How users are drawn: in proportion to their number of interactions, or uniformly.
     objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm", "softmax@k", "psl", "psl+drm",
         "bpr", "bpr+drm"}, default "softmax"
-        Parts of the loss.
+        Loss of a list. A + joins two parts: hinge+drm is the hinge loss plus `lam` times the DRM loss.
     k : int, optional
-        Number of ranks that count as the top in the DRM part, at most `rho` + `eta`, and in softmax@k. Default: rho, or
-        20 with softmax@k.
+        Number of ranks that count as the top in the DRM part, at most `rho` + `eta`, and in softmax@k. Default: `rho`,
+        or 20 with softmax@k.
     tau : float, default 0.5
         Temperature of the relaxed sort, and of the top K in softmax@k. Lower values are closer to a hard ranking.
     lam : float, default 10.0
@@ -156,9 +158,10 @@ class DRM:
     schedule : {"linear", "constant"}, default "linear"
         Learning rate over the epochs: linear decrease to 0, or constant.
     batch_size : int, optional
-        Number of lists in a training step. Must be a multiple of `share`. Default: 2048, or 256 with `negatives` all.
+        Number of lists in a training step. With sampled negatives, it must be a multiple of `share`. Default: 2048, or
+        256 if `negatives` is all.
     epochs : int, default 20
-        Number of passes over the interactions.
+        Number of passes over the training lists.
     seed : int, default 0
         Seed of all random numbers. The same seed gives the same model, bit for bit.
     fit_on : {"train", "train+valid", "all"}, default "train"
@@ -458,7 +461,7 @@ class DRM:
         """Return the vectors of new users, fitted to the items they liked: float32 [B, d].
 
         The item factors stay fixed, and the training objective fits the vectors; see `drm_triton.ranking.fold_in`.
-        The same items give the same vector to the bit, in any order and in any batch.
+        The same items give the same vector, bit for bit, in any order and in any batch.
 
         Parameters
         ----------
@@ -471,8 +474,8 @@ class DRM:
     def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
         """Return the k items most similar to each given item, never the item itself.
 
-        The similarity of items v and w is the cosine of their factors under `dot`, where the length of a factor
-        reflects popularity, and -||v - w||^2 under `l2`.
+        The similarity of items v and w is the cosine of their factors under `cosine` and `dot`, and -||v - w||^2 under
+        `l2`. The cosine ignores the length of a factor, which reflects popularity under `dot`.
 
         Parameters
         ----------

@@ -19,10 +19,9 @@ def test_options_of_a_training_follow_from_their_declaration(command: str, monke
     text = " ".join(out.replace("\u2502", " ").split())
     for field in dataclasses.fields(TrainConfig):
         flag = f"--{FILE_NAMES.get(field.name, field.name).replace('_', '-')}"
+        help = in_flags(declaration(field).help, FLAGS)
         if command == "train":
-            help = in_flags(declaration(field).help, FLAGS)
-            assert re.search(
-                rf"{flag} .{{0,20}}{re.escape(help)}[^\[]*{re.escape(f'[{default_text(field)}]')}", text
-            ), flag
+            default = f"[{in_flags(default_text(field), FLAGS)}]"
+            assert re.search(rf"{flag} .{{0,20}}{re.escape(help)}[^\[]*{re.escape(default)}", text), flag
         elif declaration(field).search or field.name in ("objective", "backend", "threads"):
-            assert re.search(rf"{flag} .{{0,20}}{re.escape(declaration(field).help)}", text), flag
+            assert re.search(rf"{flag} .{{0,20}}{re.escape(help)}", text), flag
