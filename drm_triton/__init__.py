@@ -1,4 +1,4 @@
-"""drm-triton: top-K recommenders trained on the ranking metric itself."""
+"""drm-triton: top-K recommenders trained with ranking losses: softmax over the catalogue, or DRM."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

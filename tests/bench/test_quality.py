@@ -28,7 +28,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Callable[[Results], None]:
 
 def results_of(model: str, value: float, budget: int, seeds: int) -> Results:
     """Return the results of a whole search and its final trainings. The last setting is the best on validation."""
-    settings = quality.draws(model, budget)
+    settings = quality.draws("ml-100k", model, budget)
     base = {"set": "ml-100k", "model": model}
     search = [
         {**base, "on": "valid", "options": options, "seed": 0, "recall@50": number}
@@ -44,20 +44,24 @@ def results_of(model: str, value: float, budget: int, seeds: int) -> Results:
 
 @pytest.mark.parametrize("model", quality.MODELS)
 def test_draws_are_different_and_the_first_ones_stay(model: str) -> None:
-    settings = quality.draws(model, 12)
+    settings = quality.draws("lastfm", model, 12)
     assert len({str(setting) for setting in settings}) == 12
-    assert settings[:5] == quality.draws(model, 5)
+    assert settings[:5] == quality.draws("lastfm", model, 5)
 
 
 def test_draws_end_with_the_space() -> None:
-    assert {setting["lam"] for setting in quality.draws("EASE", 100)} == set(quality.SPACES["EASE"]["lam"])
+    assert {setting["lam"] for setting in quality.draws("lastfm", "EASE", 100)} == set(quality.SPACES["EASE"]["lam"])
 
 
 def test_stored_trainings_belong_to_the_spaces() -> None:
     for result in quality.finished():
-        space = quality.SPACES[result["model"]]
-        assert result["options"].keys() == space.keys()
-        assert all(value in space[name] for name, value in result["options"].items())
+        name, model = result["set"], result["model"]
+        spaces = [quality.SPACES[model], quality.SPACES[model] | quality.SPACES_OF_SETS.get((name, model), {})]
+        assert any(belongs(result["options"], space) for space in spaces)
+
+
+def belongs(options: dict[str, Any], space: quality.Space) -> bool:
+    return options.keys() == space.keys() and all(value in space[name] for name, value in options.items())
 
 
 @pytest.mark.parametrize("model", ["softmax", "EASE", "RP3beta", "iALS"])
@@ -67,7 +71,7 @@ def test_a_training_of_each_kind_of_model(model: str, tmp_path: Path, monkeypatc
     place = np.cumsum(liked, 1) % 10
     train, valid, test = (csr_matrix(liked & part) for part in (place > 1, place == 0, place == 1))
     Dataset.from_csr(train, valid, test).save(tmp_path / "data")
-    options = {**quality.draws(model, 1)[0], **({"epochs": 1} if model in ("softmax", "iALS") else {})}
+    options = {**quality.draws("lastfm", model, 1)[0], **({"epochs": 1} if model in ("softmax", "iALS") else {})}
     task = {"set": "x", "data": str(tmp_path / "data"), "model": model, "on": "test", "options": options, "seed": 1}
     result = quality.train_and_measure(task)
     assert all(0 <= result[metric] <= 1 for metric in quality.METRICS)
