@@ -1,7 +1,7 @@
 """`list_gradients`: losses of a batch of lists, and their gradients to the scores and to the user's row.
 
-By default, groups of lists share their negatives. The rows of these are then read once for a tile of lists, and the
-work on them is two small matrix products per tile:
+With sampled negatives, groups of lists share them by default. Their rows are then read once for a tile of lists, and
+the work on them is two small matrix products per tile:
 
     scores     [eta, d] x [d, lists]
     user_grad  [lists, eta] x [eta, d]

@@ -1,7 +1,7 @@
 """`update_rows`: one Adagrad step and projection for each row that appears in a batch of gradient terms.
 
-The gradient of a row is a sum. By default, groups of lists share their negatives: the terms of a tile of lists that
-belong to one shared negative are summed first, all negatives at once, as a product of small matrices
+The gradient of a row is a sum. With sampled negatives, groups of lists share them by default: the terms of a tile of
+lists that belong to one shared negative are summed first, all negatives at once, as a product of small matrices
 
     sums  [eta, lists] x [lists, d]
 
