@@ -9,7 +9,15 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.errors import DrmError
 from drm_triton.kernels.catalogue import CataloguePlan
-from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListBatch, ListPlan, Objective, summed
+from drm_triton.kernels.protocol import (
+    Backend,
+    CatalogueBatch,
+    GradientTerms,
+    ListBatch,
+    ListPlan,
+    Objective,
+    row_score,
+)
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
@@ -51,7 +59,7 @@ def catalogue_step(
     else:
         item_terms = GradientTerms.of_rows(pool.items, gradients.item_grad)
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
-    score = summed(config.score_in_force)  # the gradients of items are complete too
+    score = row_score(config.score_in_force)  # the gradients of items are complete too
     backend.update_rows(V, state.V_state, item_terms, lr, score, dV)
     backend.update_rows(U, state.U_state, user_terms, lr, score, dU)
     state.step += 1
@@ -80,7 +88,7 @@ def train_step(
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
     # V before U, which the item terms refer to.
     backend.update_rows(V, state.V_state, item_terms, lr, config.score_in_force, dV)
-    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score_in_force), dU)
+    backend.update_rows(U, state.U_state, user_terms, lr, row_score(config.score_in_force), dU)
     state.step += 1
 
 

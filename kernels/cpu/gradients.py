@@ -35,7 +35,7 @@ from drm_triton.kernels.cpu.losses import (
     add_rows,
     convert_to_l2,
     list_buffers,
-    list_loss,
+    losses_of_list,
     score_items,
 )
 from drm_triton.kernels.cpu.runtime import threads
@@ -46,7 +46,7 @@ from drm_triton.kernels.cpu.runtime.simd import ITEMS, LANES, ROWS, VECTORS, mul
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
-from drm_triton.kernels.weights import list_weights
+from drm_triton.kernels.weights import training_rank_weights
 from drm_triton.names import LOSSES
 
 f32 = np.float32
@@ -181,7 +181,7 @@ def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers,
         for i in range(count):
             j = positions[i]
             score_items(u, V, negatives[j : j + 1], negatives[j : j + 1], l2, s_negatives[j : j + 1])
-        store_losses(out.losses, b, list_loss(s, loss, buffers, g))
+        store_losses(out.losses, b, losses_of_list(s, loss, buffers, g))
         user_grad[:] = f32(0)
         add_rows(V, positives, g[:rho], user_grad)
         if not loss.sparse:
@@ -210,10 +210,11 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute scores, losses and gradients of tiles start .. stop - 1."""
     eta, d = groups.items.shape[1], inputs.U.shape[1]
     buffers = list_buffers(inputs.items.shape[1], loss.weights)
-    width, lists, height = padded(d, LANES), padded(groups.tile, VECTORS * LANES), padded(groups.tile, ROWS)
+    width, height = padded(d, LANES), padded(groups.tile, ROWS)
+    columns = padded(groups.tile, VECTORS * LANES)  # lists of a tile
     tile_buffers = GradientBuffers(
-        np.zeros((d, lists), np.float32),
-        np.empty((lists, padded(eta, ITEMS)), np.float32),
+        np.zeros((d, columns), np.float32),
+        np.empty((columns, padded(eta, ITEMS)), np.float32),
         np.empty(eta, np.int64),
         np.empty(eta, np.bool_),
         np.zeros((eta, width), np.float32),
@@ -234,7 +235,7 @@ def list_gradient(b, following, inputs, loss, buffers, out):
     V, items, s, g, user_grad = inputs.V, inputs.items[b], out.scores[b], out.g[b], out.user_grad[b]
     u = inputs.U[inputs.users[b]]
     score_items(u, V, items, inputs.items[following], inputs.l2, s)
-    store_losses(out.losses, b, list_loss(s, loss, buffers, g))
+    store_losses(out.losses, b, losses_of_list(s, loss, buffers, g))
     user_grad[:] = f32(0)
     add_rows(V, items, g, user_grad)
     if inputs.l2:
@@ -258,7 +259,7 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
     phi = np.log1p(n_items / eta * np.arange(eta + 1)).astype(np.float32)
     return LossParameters(
         rho=objective.rho,
-        weights=list_weights(objective, torch.float32, torch.device("cpu")).numpy(),
+        weights=training_rank_weights(objective, torch.float32, torch.device("cpu")).numpy(),
         ap=objective.weight == "ap",
         tau=float(objective.tau),
         lam=f32(objective.lam),

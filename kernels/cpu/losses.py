@@ -127,7 +127,7 @@ def hinge_loss(positives, negatives, margin, phi, g_positives, g_negatives):
 def average_precision_weights(s, rho, weights, hits, w):
     """w_k = weights_k times the positives among the first k of the hard ranking. `hits` is a buffer.
 
-    Ties go to the lower position. `weights` contains the divisors, see `list_weights`.
+    Ties go to the lower position. `weights` contains the divisors, see `training_rank_weights`.
     """
     hits[:] = 0
     for i in range(rho):
@@ -189,32 +189,32 @@ def mse_loss(s, rho, g):
 
 
 @inline
-def softmax_loss(positives, negatives, temperature, weights, g_positives, g_negatives):
-    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and add its gradient. `weights` is a buffer."""
+def softmax_loss(positives, negatives, temperature, exponentials, g_positives, g_negatives):
+    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and add its gradient. `exponentials` is a buffer."""
     inverse, highest, total = f32(1 / temperature), largest(negatives), f32(0)
     for j in range(negatives.size):
         e = exp(inverse * (negatives[j] - highest))
-        weights[j] = e
+        exponentials[j] = e
         total += e
     loss, wrong, log_total = f32(0), f32(0), f32(math.log(total))
     for i in range(positives.size):
         x = inverse * (highest - positives[i]) + log_total
         e = exp(-abs(x))
         loss += max(x, f32(0)) + f32(math.log1p(e))
-        share = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
-        g_positives[i] -= inverse * share
-        wrong += share
+        fraction = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
+        g_positives[i] -= inverse * fraction
+        wrong += fraction
     scale = inverse * wrong / total
     for j in range(negatives.size):
-        g_negatives[j] += scale * weights[j]
+        g_negatives[j] += scale * exponentials[j]
     return loss
 
 
 @inline
-def psl_loss(positives, negatives, scale, temperature, weights, g_positives, g_negatives):
+def psl_loss(positives, negatives, scale, temperature, slopes, g_positives, g_negatives):
     """Return sum_i log(1 + sum_j r_ij^(1 / temperature)), r_ij = max(0, 1 + scale (s_j - s_i)), and add its gradient.
 
-    `weights` is a buffer.
+    `slopes` is a buffer.
     """
     inverse, highest, loss = f32(1 / temperature), largest(negatives), f32(0)
     for i in range(positives.size):
@@ -225,17 +225,17 @@ def psl_loss(positives, negatives, scale, temperature, weights, g_positives, g_n
         for j in range(negatives.size):
             r = max(f32(0), f32(1) + scale * (negatives[j] - positives[i]))
             e = exp(min(f32(0), inverse * f32(math.log(r / top)))) if r > 0 else f32(0)
-            weights[j] = e / r if r > 0 else f32(0)
+            slopes[j] = e / r if r > 0 else f32(0)
             total += e
         x = inverse * f32(math.log(top)) + f32(math.log(total))
         e = exp(-abs(x))
         loss += max(x, f32(0)) + f32(math.log1p(e))
         factor = scale * inverse * (f32(1) if x > 0 else e) / ((f32(1) + e) * total)
-        pulled = f32(0)
+        g_positive = f32(0)
         for j in range(negatives.size):
-            g_negatives[j] += factor * weights[j]
-            pulled += factor * weights[j]
-        g_positives[i] -= pulled
+            g_negatives[j] += factor * slopes[j]
+            g_positive += factor * slopes[j]
+        g_positives[i] -= g_positive
     return loss
 
 
@@ -244,21 +244,21 @@ def bpr_loss(positives, negatives, temperature, g_positives, g_negatives):
     """Return sum_i mean_j log(1 + exp((s_j - s_i) / temperature)) and add its gradient."""
     inverse, mean, loss = f32(1 / temperature), f32(1 / negatives.size), f32(0)
     for i in range(positives.size):
-        pulled, total = f32(0), f32(0)
+        g_positive, total = f32(0), f32(0)
         for j in range(negatives.size):
             x = inverse * (negatives[j] - positives[i])
             e = exp(-abs(x))
             total += max(x, f32(0)) + f32(math.log1p(e))
-            pull = mean * inverse * (f32(1) if x > 0 else e) / (f32(1) + e)
-            g_negatives[j] += pull
-            pulled += pull
-        g_positives[i] -= pulled
+            g_pair = mean * inverse * (f32(1) if x > 0 else e) / (f32(1) + e)
+            g_negatives[j] += g_pair
+            g_positive += g_pair
+        g_positives[i] -= g_positive
         loss += mean * total
     return loss
 
 
 @inline
-def list_loss(s, loss, buffers, g):
+def losses_of_list(s, loss, buffers, g):
     """Return the parts of the loss of a list with scores s [n], in the order of LOSSES; write the gradient to g [n]."""
     rho = loss.rho
     if not all_finite(s):  # one bad score makes the whole list NaN, so that it is noticed

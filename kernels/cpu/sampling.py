@@ -77,7 +77,7 @@ class NegativeBuffers(NamedTuple):
     rank: NDArray[np.int64]  # [eta + 3] ranks among the items that the user does not have
     low: NDArray[np.int64]  # [eta + 3] positions in the user's items
     shared: NDArray[np.int32]  # [eta] draws of the group
-    first: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
+    table_heads: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
     following: NDArray[np.int32]  # [eta] the draw before this one in the table with the same low bits, or -1
 
 
@@ -242,14 +242,14 @@ def draw_negatives(plan, number, row, first_draw, buffers, negatives):
 @inline
 def draw_shared(plan, group, buffers):
     """Fill `shared` with the draws of a group, uniform items, and enter each in the hash table by its low bits."""
-    shared, first = buffers.shared, buffers.first
-    first[:] = -1
+    shared, table_heads = buffers.shared, buffers.table_heads
+    table_heads[:] = -1
     for j in range(0, shared.size, 4):
         words = philox(plan.seed, plan.epoch4 + u64(NEGATIVES), group, u64(SHARED_BLOCK + j // 4))
         for i in range(min(4, shared.size - j)):
             item = np.int64(below(words[i], u64(plan.n_items)))
-            slot = item & (first.size - 1)
-            shared[j + i], buffers.following[j + i], first[slot] = item, first[slot], j + i
+            slot = item & (table_heads.size - 1)
+            shared[j + i], buffers.following[j + i], table_heads[slot] = item, table_heads[slot], j + i
 
 
 @inline
@@ -269,7 +269,7 @@ def take_shared(plan, number, row, buffers, negatives, replaced):
     for j in range(eta):
         negatives[j] = shared[j]
     for p in range(row.size):
-        j = buffers.first[row[p] & (buffers.first.size - 1)]
+        j = buffers.table_heads[row[p] & (buffers.table_heads.size - 1)]
         while j >= 0:
             if shared[j] == row[p]:
                 replaced[j] = True
