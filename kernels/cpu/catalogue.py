@@ -19,7 +19,7 @@ from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.active import kth_largest
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.runtime.simd import largest
 from drm_triton.kernels.cpu.softsort import all_finite, exp
 from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
@@ -59,8 +59,16 @@ class CatalogueItems(NamedTuple):
     score: Score
 
 
-@allocating
-def softmax_of_user(s, positives, weights, loss):
+class PositiveBuffers(NamedTuple):
+    """Buffers for one user."""
+
+    s: NDArray[np.float32]  # [most positives of a user]
+    weights: NDArray[np.float32]  # [most positives of a user]
+    heap: NDArray[np.float32]  # [min(K, N)]
+
+
+@inline
+def softmax_of_user(s, positives, weights, loss, buffers):
     """Return the loss of one user with scores s [N]; s becomes the gradient to them. weights: of the positives."""
     n = positives.size
     if not all_finite(s):
@@ -69,15 +77,14 @@ def softmax_of_user(s, positives, weights, loss):
     if n == 0:
         s[:] = f32(0)
         return f32(0)
-    s_positives = np.empty(n, np.float32)
+    s_positives = buffers.s[:n]
     for i in range(n):
         s_positives[i] = s[positives[i]]
     if loss.at_k:
-        k = min(loss.k, s.size)
-        beta, inverse_tau = kth_largest(s, k, np.empty(k, np.float32)), f32(1 / loss.tau)
-        weights = weights.copy()
+        beta, inverse_tau = kth_largest(s, buffers.heap.size, buffers.heap), f32(1 / loss.tau)
         for i in range(n):
-            weights[i] /= f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i])))
+            buffers.weights[i] = weights[i] / (f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i]))))
+        weights = buffers.weights[:n]
     for i in range(n):
         s[positives[i]] = -np.inf
     negatives = s[: loss.n_negatives]
@@ -110,9 +117,14 @@ def softmax_of_user(s, positives, weights, loss):
 @kernel
 def softmax_of_users(start, stop, S, users):
     """Replace the scores of users start .. stop - 1 by their gradients, and write the losses. S begins with `start`."""
+    most = 0
+    for b in range(start, stop):
+        most = max(most, users.indptr[b + 1] - users.indptr[b])
+    heap = np.empty(min(users.loss.k, S.shape[1]), np.float32)
+    buffers = PositiveBuffers(np.empty(most, np.float32), np.empty(most, np.float32), heap)
     for b in range(start, stop):
         own = slice(users.indptr[b], users.indptr[b + 1])
-        users.losses[b] = softmax_of_user(S[b - start], users.indices[own], users.weights[own], users.loss)
+        users.losses[b] = softmax_of_user(S[b - start], users.indices[own], users.weights[own], users.loss, buffers)
 
 
 def catalogue_loss_parameters(objective: Objective, pool: Pool | None, n_items: int) -> CatalogueLoss:
