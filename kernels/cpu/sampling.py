@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
 from numpy.typing import NDArray
 
 from drm_triton.kernels.checks import INT64, check_sample, check_sample_users
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
-from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, kernel
+from drm_triton.kernels.cpu.runtime.bits import leading_zeros
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
 from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
 
@@ -111,16 +110,6 @@ def mix(x, key):
     x = ((x ^ (x >> S16)) * MIX0) & MASK32
     x = ((x ^ (x >> S13)) * MIX1) & MASK32
     return x ^ (x >> S16)
-
-
-@intrinsic
-def leading_zeros(context, word):
-    """Count the zero bits above the highest one of a uint64."""
-
-    def build(context, builder, signature, args):
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), build
 
 
 @inline
