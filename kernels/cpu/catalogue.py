@@ -17,6 +17,7 @@ from torch import Tensor
 from drm_triton.kernels.catalogue import USERS_PER_TASK, gradient_of_products, scores_of_products, user_blocks
 from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.active import kth_largest
+from drm_triton.kernels.cpu.losses import softplus_sigmoid
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
@@ -101,9 +102,8 @@ def softmax_of_user(s, positives, weights, loss, buffers):
     value, wrong = f32(0), f32(0)
     for i in range(n):
         x = inverse * (highest - s_positives[i]) + log_total
-        e = exp(-abs(x))
-        value += weights[i] * (max(x, f32(0)) + f32(math.log1p(e)))
-        fraction = weights[i] * (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax, weighted
+        softplus, fraction = softplus_sigmoid(x, weights[i])  # fraction of the negatives in the softmax
+        value += softplus
         s_positives[i] = -scale * inverse * fraction
         wrong += fraction
     factor = scale * inverse * wrong / total

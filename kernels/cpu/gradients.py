@@ -32,6 +32,8 @@ from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.losses import (
     LossParameters,
+    add_four,
+    add_one,
     add_rows,
     convert_to_l2,
     list_buffers,
@@ -141,14 +143,10 @@ def add_active(V, items, g, replaced, positions, total):
     count = find_not_zero(g, replaced, positions)
     for i in range(0, count - 3, 4):
         j0, j1, j2, j3 = positions[i], positions[i + 1], positions[i + 2], positions[i + 3]
-        v0, v1, v2, v3 = V[items[j0]], V[items[j1]], V[items[j2]], V[items[j3]]
-        g0, g1, g2, g3 = g[j0], g[j1], g[j2], g[j3]
-        for c in range(total.size):
-            total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+        rows = V[items[j0]], V[items[j1]], V[items[j2]], V[items[j3]]
+        add_four((g[j0], g[j1], g[j2], g[j3]), rows, total)
     for i in range(count & ~3, count):
-        v0, g0 = V[items[positions[i]]], g[positions[i]]
-        for c in range(total.size):
-            total[c] += g0 * v0[c]
+        add_one(g[positions[i]], V[items[positions[i]]], total)
 
 
 @inline

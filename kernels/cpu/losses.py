@@ -83,18 +83,29 @@ def score_items(u, V, items, following, l2, s):
 
 
 @inline
+def add_four(g, v, total):
+    """Add g0 v0 + g1 v1 + g2 v2 + g3 v3 to total [d], which is then read and written once for four rows."""
+    (g0, g1, g2, g3), (v0, v1, v2, v3) = g, v
+    for c in range(total.size):
+        total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+
+
+@inline
+def add_one(g, v, total):
+    """Add g v to total [d]."""
+    for c in range(total.size):
+        total[c] += g * v[c]
+
+
+@inline
 def add_rows(V, items, g, total):
     """Add sum_j g_j v_j to total [d]."""
-    n, d = items.size, total.size
+    n = items.size
     for j in range(0, n - 3, 4):
-        v0, v1, v2, v3 = V[items[j]], V[items[j + 1]], V[items[j + 2]], V[items[j + 3]]
-        g0, g1, g2, g3 = g[j], g[j + 1], g[j + 2], g[j + 3]
-        for c in range(d):
-            total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+        rows = V[items[j]], V[items[j + 1]], V[items[j + 2]], V[items[j + 3]]
+        add_four((g[j], g[j + 1], g[j + 2], g[j + 3]), rows, total)
     for j in range(n & ~3, n):
-        v0, g0 = V[items[j]], g[j]
-        for c in range(d):
-            total[c] += g0 * v0[c]
+        add_one(g[j], V[items[j]], total)
 
 
 @inline
@@ -189,6 +200,13 @@ def mse_loss(s, rho, g):
 
 
 @inline
+def softplus_sigmoid(x, weight):
+    """Return weight * log(1 + exp(x)) and its derivative, without overflow."""
+    e = exp(-abs(x))
+    return weight * (max(x, f32(0)) + f32(math.log1p(e))), weight * (f32(1) if x > 0 else e) / (f32(1) + e)
+
+
+@inline
 def softmax_loss(positives, negatives, temperature, exponentials, g_positives, g_negatives):
     """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and add its gradient. `exponentials` is a buffer."""
     inverse, highest, total = f32(1 / temperature), largest(negatives), f32(0)
@@ -199,9 +217,8 @@ def softmax_loss(positives, negatives, temperature, exponentials, g_positives, g
     loss, wrong, log_total = f32(0), f32(0), f32(math.log(total))
     for i in range(positives.size):
         x = inverse * (highest - positives[i]) + log_total
-        e = exp(-abs(x))
-        loss += max(x, f32(0)) + f32(math.log1p(e))
-        fraction = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
+        softplus, fraction = softplus_sigmoid(x, f32(1))  # fraction of the negatives in the softmax
+        loss += softplus
         g_positives[i] -= inverse * fraction
         wrong += fraction
     scale = inverse * wrong / total
@@ -228,9 +245,9 @@ def psl_loss(positives, negatives, scale, temperature, slopes, g_positives, g_ne
             slopes[j] = e / r if r > 0 else f32(0)
             total += e
         x = inverse * f32(math.log(top)) + f32(math.log(total))
-        e = exp(-abs(x))
-        loss += max(x, f32(0)) + f32(math.log1p(e))
-        factor = scale * inverse * (f32(1) if x > 0 else e) / ((f32(1) + e) * total)
+        softplus, fraction = softplus_sigmoid(x, f32(1))
+        loss += softplus
+        factor = scale * inverse * fraction / total
         g_positive = f32(0)
         for j in range(negatives.size):
             g_negatives[j] += factor * slopes[j]
@@ -247,9 +264,9 @@ def bpr_loss(positives, negatives, temperature, g_positives, g_negatives):
         g_positive, total = f32(0), f32(0)
         for j in range(negatives.size):
             x = inverse * (negatives[j] - positives[i])
-            e = exp(-abs(x))
-            total += max(x, f32(0)) + f32(math.log1p(e))
-            g_pair = mean * inverse * (f32(1) if x > 0 else e) / (f32(1) + e)
+            softplus, fraction = softplus_sigmoid(x, f32(1))
+            total += softplus
+            g_pair = mean * inverse * fraction
             g_negatives[j] += g_pair
             g_positive += g_pair
         g_positives[i] -= g_positive
