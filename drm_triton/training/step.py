@@ -112,8 +112,12 @@ def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> 
 
 def diverged(what: str, config: TrainConfig) -> DrmError:
     """Return the error for a training that cannot go on."""
-    sharpness = "tau" if "drm" in config.objective else "temperature"
-    return DrmError(f"{what} (`lr` {config.lr}); lower `lr` or raise `{sharpness}` and start again")
+    return DrmError(f"{what} (`lr` {config.lr}); lower `lr` or raise `{sharpness(config)}` and start again")
+
+
+def sharpness(config: TrainConfig) -> str:
+    """Return the option that makes large gradients smaller if it is raised."""
+    return "tau" if "drm" in config.objective else "temperature"
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
