@@ -31,7 +31,7 @@ def published_neuralsort(s: Tensor, y: Tensor, k: int, tau: float) -> tuple[Tens
     return loss.detach(), gradient
 
 
-def list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
+def torch_list_loss(s: Tensor, n_items: int, rho: int) -> Tensor:
     """Compute hinge + DRM (K = rho, tau = 1) of each list with torch operations, and only K rows of P."""
     n = s.shape[1]
     positive, negatives = s[:, :rho].min(1).values, s[:, rho:]
@@ -65,7 +65,7 @@ def torch_step(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, spa
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         s = torch.bmm(item_table(items), user_table(users)[:, :, None]).squeeze(2)
-        list_loss(s, len(V), rho).sum().backward()
+        torch_list_loss(s, len(V), rho).sum().backward()
         optimizer.step()
         with torch.no_grad():
             for weight, rows in tables:

@@ -4,6 +4,7 @@ Everything that imports torch, Numba or Triton runs in a child process. If an im
 because a wheel was built for another processor, the report contains this as one line.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -24,8 +25,8 @@ from drm_triton.machine import PACKAGES, cpu_limit, memory, processor, versions
 if TYPE_CHECKING:
     import torch
 
+    from drm_triton.config import TrainConfig
     from drm_triton.kernels.protocol import Backend
-    from drm_triton.names import Score
 
 EXTRAS = {"faiss": ("faiss",), "hnswlib": ("hnswlib",), "serve": ("fastapi", "uvicorn")}
 TIMEOUT = 300  # seconds for one child process, which may have to compile the CPU kernels
@@ -168,19 +169,22 @@ def self_test(name: str) -> dict[str, Any]:
     """
     import torch
 
+    from drm_triton.config import TrainConfig
     from drm_triton.kernels import get_backend, reference
 
     began = time.perf_counter()
     backend = get_backend(name)
     device = torch.device("cuda" if name == "triton" and torch.cuda.is_available() else "cpu")
     difference, same_lists = 0.0, True
-    for score in ("dot", "l2"):
-        lists, factors, items, scores = _toy(backend, device, torch.float32, score)
-        true_lists, true_factors, _, true_scores = _toy(reference, torch.device("cpu"), torch.float64, score)
+    default = TrainConfig(factors=FACTORS, batch_size=BATCH)
+    sampled = dataclasses.replace(default, objective="hinge+drm", eta=ETA, share=SHARE)
+    for config in (default, sampled, dataclasses.replace(sampled, score="l2")):
+        lists, factors, items, scores = _toy(backend, device, torch.float32, config)
+        true_lists, true_factors, _, true_scores = _toy(reference, torch.device("cpu"), torch.float64, config)
         same_lists &= torch.equal(lists, true_lists)
         # Items with nearly equal scores may be in either order, so compare the reference scores of the ranked items.
         U, V = true_factors[:N_USERS], true_factors[N_USERS:]
-        table = U @ V.T if score == "dot" else -(torch.cdist(U, V) ** 2)
+        table = -(torch.cdist(U, V) ** 2) if config.score_in_force == "l2" else U @ V.T
         ranked = table.gather(1, items.long())
         for ours, true in ((factors, true_factors), (scores, true_scores), (ranked, true_scores)):
             difference = max(difference, (ours.double() - true).abs().max().nan_to_num(float("inf")).item())
@@ -194,37 +198,40 @@ def self_test(name: str) -> dict[str, Any]:
 
 
 # Small, because Triton's interpreter is slow.
-N_USERS, N_ITEMS, FACTORS, ETA, SHARE, BATCH, STEPS, K = 20, 40, 12, 17, 4, 8, 1, 5
+N_USERS, N_ITEMS, FACTORS, ETA, SHARE, BATCH, K = 20, 40, 12, 17, 4, 8, 5
 
 
 def _toy(
-    backend: "Backend", device: "torch.device", dtype: "torch.dtype", score: "Score"
+    backend: "Backend", device: "torch.device", dtype: "torch.dtype", config: "TrainConfig"
 ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]":
-    """Train for a few steps on toy data; return lists, factors, top items and their scores, all on the CPU."""
+    """Take one step on toy data; return the sampled lists, factors, top items and their scores, all on the CPU."""
     import numpy as np
     import torch
+    from torch.nn.functional import normalize
 
-    from drm_triton.config import TrainConfig
     from drm_triton.data.csr import CSR
+    from drm_triton.kernels.protocol import ListPlan
     from drm_triton.training.state import State
-    from drm_triton.training.step import list_plan, objective_of, train_step
+    from drm_triton.training.step import catalogue_step, objective_of, train_step, training_plan
 
     random = np.random.default_rng(0)
     users, items = np.nonzero(random.random((N_USERS, N_ITEMS)) < 0.2)
     interactions = CSR.from_pairs(users, items, (N_USERS, N_ITEMS))
     start = random.normal(scale=1 / FACTORS, size=(N_USERS + N_ITEMS, FACTORS)).astype(np.float32)
-    U, V = (torch.from_numpy(rows).to(device, dtype) for rows in (start[:N_USERS], start[N_USERS:]))
+    factors = torch.from_numpy(start).to(device, dtype)
+    U, V = (normalize(factors) if config.score_in_force == "cosine" else factors).split([N_USERS, N_ITEMS])
     # Adagrad's sums start above 0. From 0 the first step is the sign of the gradient, which amplifies rounding.
     state = State(U, V, torch.full_like(U, 0.1), torch.full_like(V, 0.1))
-    config = TrainConfig(factors=FACTORS, objective="hinge+drm", score=score, eta=ETA, batch_size=BATCH, share=SHARE)
-    plan = list_plan(config, interactions, device)
-    batches = []
-    for step in range(STEPS):
-        batch = backend.sample_lists(plan, 0, step * BATCH, (step + 1) * BATCH)
-        train_step(state, batch, config, objective_of(config, N_ITEMS), backend, config.lr)
-        batches.append(torch.cat([batch.users[:, None], batch.items], 1))
-    top, scores = backend.top_k(state.U, backend.pack_items(state.V, score), K, interactions.tensors(device))
-    return torch.cat(batches).cpu(), torch.cat([state.U, state.V]).cpu(), top.cpu(), scores.cpu()
+    plan, objective, lists = training_plan(config, interactions, device), objective_of(config, N_ITEMS), torch.empty(0)
+    if isinstance(plan, ListPlan):
+        batch = backend.sample_lists(plan, 0, 0, BATCH)
+        lists = torch.cat([batch.users[:, None], batch.items], 1).cpu()
+        train_step(state, batch, config, objective, backend, config.lr)
+    else:  # the lists are the whole catalogue: the backend draws nothing
+        catalogue_step(state, plan.batch(0, 0, BATCH), config, objective, backend, config.lr)
+    packed = backend.pack_items(state.V, config.score_in_force)
+    top, scores = backend.top_k(state.U, packed, K, interactions.tensors(device))
+    return lists, torch.cat([state.U, state.V]).cpu(), top.cpu(), scores.cpu()
 
 
 # -- in this process ---------------------------------------------------------------------------------------------------

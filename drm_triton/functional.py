@@ -27,7 +27,7 @@ from drm_triton.kernels.weights import rank_weights
 from drm_triton.lapsum import lapsum
 from drm_triton.lists import (
     check_cut_off,
-    check_lists,
+    check_score_lists,
     check_values,
     differentiable,
     list_loss,
@@ -308,7 +308,7 @@ def _check(
     validate: bool,
 ) -> None:
     """Raise InputError if the arguments are invalid. Values of tensors are checked only if `validate`."""
-    check_lists(function, scores, relevance, mask)
+    check_score_lists(function, scores, relevance, mask)
     if k is not None or relevance is None:  # with relevance, None means one K per list
         check_cut_off(function, k, scores)
     check_tau(function, tau)

@@ -132,7 +132,7 @@ def reduced(values: Tensor, reduction: Reduction) -> Tensor:
     return values.mean() if reduction == "mean" else values.sum()
 
 
-def check_lists(function: str, scores: Tensor, relevance: Tensor | None, mask: Tensor | None) -> None:
+def check_score_lists(function: str, scores: Tensor, relevance: Tensor | None, mask: Tensor | None) -> None:
     """Raise InputError if shapes, types or devices are invalid."""
     for name, tensor in (("scores", scores), ("relevance", relevance), ("mask", mask)):
         if tensor is not None:

@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 
 from drm_triton.errors import InputError
 from drm_triton.kernels.checks import check_choice, check_dense, check_number
-from drm_triton.lists import check_cut_off, check_lists, check_values, exp_, list_loss, reduced, working_type
+from drm_triton.lists import check_cut_off, check_score_lists, check_values, exp_, list_loss, reduced, working_type
 from drm_triton.names import TAU_RANGE, Reduction
 
 PAIRS = 1 << 18  # pairs of a positive and a negative that are in memory at once
@@ -223,10 +223,10 @@ def _softmax_lists(
     x = Z[b, 0].log() + (top[b, 0] - positives) / temperature
     weight = torch.sigmoid((positives - threshold[b]) / temperature_weight)
     loss = s.new_zeros(len(s)).index_add_(0, b, weight * softplus(x))
-    pull = weight * torch.sigmoid(x) / temperature
-    push = s.new_zeros(len(s)).index_add_(0, b, pull)[:, None]
-    gradient = e.mul_(push / Z.clamp(min=1))  # Z is at least 1 if there is a negative
-    gradient.view(-1)[place] = -pull
+    g_positives = weight * torch.sigmoid(x) / temperature
+    g_total = s.new_zeros(len(s)).index_add_(0, b, g_positives)[:, None]
+    gradient = e.mul_(g_total / Z.clamp(min=1))  # Z is at least 1 if there is a negative
+    gradient.view(-1)[place] = -g_positives
     return _nan_unless_finite(s, loss, gradient)
 
 
@@ -245,11 +245,10 @@ def _psl_lists(s: Tensor, positive: Tensor, negative: Tensor, temperature: float
         S = e.sum(1, keepdim=True)
         log_sum = S.log() + top / temperature  # -inf if every x is 0
         loss.index_add_(0, b, softplus(log_sum[:, 0]))
-        push = e.div_(x).mul_(
-            torch.sigmoid(log_sum) / (S.clamp(min=1) * temperature)
-        )  # dx^(1/T) / dx = x^(1/T) / (T x)
-        gradient.index_add_(0, b, push)
-        gradient.view(-1)[place] = -push.sum(1)
+        e.div_(x)  # dx^(1/T) / dx = x^(1/T) / (T x)
+        g_pairs = e.mul_(torch.sigmoid(log_sum) / (S.clamp(min=1) * temperature))
+        gradient.index_add_(0, b, g_pairs)
+        gradient.view(-1)[place] = -g_pairs.sum(1)
     return _nan_unless_finite(s, loss, gradient)
 
 
@@ -260,9 +259,9 @@ def _bpr_lists(s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, T
     for place, b in _blocks(positive):
         d = negatives.index_select(0, b).sub_(s.flatten()[place][:, None])
         loss.index_add_(0, b, softplus(d).sum(1))
-        push = d.sigmoid_()
-        gradient.index_add_(0, b, push)
-        gradient.view(-1)[place] = -push.sum(1)
+        g_pairs = d.sigmoid_()
+        gradient.index_add_(0, b, g_pairs)
+        gradient.view(-1)[place] = -g_pairs.sum(1)
     pairs = (positive.sum(1) * negative.sum(1)).clamp(min=1)
     return _nan_unless_finite(s, loss / pairs, gradient.div_(pairs[:, None]))
 
@@ -311,7 +310,7 @@ def _prepare(
     """Check the arguments. Return scores [B, n] in the type to compute in, and which are positives and negatives."""
     check_choice(function, "reduction", reduction, Reduction)
     check_dense(function, "relevance", relevance)
-    check_lists(function, scores, relevance, mask)
+    check_score_lists(function, scores, relevance, mask)
     check_number(function, "temperature", temperature, *TAU_RANGE)
     check_values(function, scores, relevance, temperature, mask, validate, empty_lists=True)
     s, positive = scores.to(working_type(scores)), relevance.detach() > 0

@@ -53,6 +53,7 @@ from drm_triton.training.loop import check_factors, initial_state, interactions_
 from drm_triton.training.preflight import warm_up, warn_if_unvalidated, warn_of_idle_options
 from drm_triton.training.run import Run, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
+from drm_triton.training.step import sharpness
 from drm_triton.training.weights import require_weights
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
@@ -558,7 +559,7 @@ class DRM:
         overwrite : replace a saved model
         """
         U, V = self._fitted()
-        _check_finite(U, V, "this DRM")
+        _check_finite(U, V, self.config, "this DRM")
         with atomic.directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
             # Save a copy: `Dataset.save` records where a data set is stored, and this folder is temporary.
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
@@ -576,7 +577,7 @@ class DRM:
         sizes = (len(U), len(V)), (model._interactions.n_users, model._interactions.n_items)
         if sizes[0] != sizes[1]:
             raise InputError(f"{place}: factors of {sizes[0]} users and items, but ids of {sizes[1]}")
-        _check_finite(U, V, str(place))
+        _check_finite(U, V, model.config, str(place))
         _, device = model.backend()
         model._factors = U.to(device), V.to(device)
         return model
@@ -593,9 +594,10 @@ class DRM:
         return self
 
 
-def _check_finite(U: Tensor, V: Tensor, where: str) -> None:
+def _check_finite(U: Tensor, V: Tensor, config: TrainConfig, where: str) -> None:
     if not (torch.isfinite(U).all() and torch.isfinite(V).all()):
-        raise InputError(f"{where}: the factors are not finite; train again with a lower `lr` or a higher `tau`")
+        advice = f"train again with a lower `lr` or a higher `{sharpness(config)}`"
+        raise InputError(f"{where}: the factors are not finite; {advice}")
 
 
 class _Best:

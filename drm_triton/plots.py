@@ -7,9 +7,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure  # not pyplot, which needs a display and has global state
 
-from drm_triton.names import HEADLINE_METRICS
-
-LOSSES = ("loss", "hinge", "drm", "mse")
+from drm_triton.names import HEADLINE_METRICS, LOSSES
 
 
 def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
@@ -22,8 +20,8 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharey="row")
     for column, (x, label) in enumerate(((epochs, "epoch"), (seconds, "seconds of training"))):
-        for name in LOSSES:
-            values = [record[name] for record in records]
+        for name in ("loss", *LOSSES):
+            values = [record.get(name, 0.0) for record in records]  # earlier versions had fewer losses
             if any(values):
                 axes[0, column].plot(x, values, label=name, marker="." if len(x) < 40 else None)
         for name in HEADLINE_METRICS:

@@ -1,4 +1,4 @@
-"""`sample_users` for backends without a kernel of their own for it: one call of `sample_lists` for each user."""
+"""`sample_users` for backends that have no kernel for it: one call of `sample_lists` for each user."""
 
 import dataclasses
 from collections.abc import Callable

@@ -8,7 +8,7 @@ a user is
 
 over the user's n positives i and all negatives j, and 0 without positives. A user with a hundred times the
 interactions counts ten times as much: a compromise between counting users and counting interactions equally. The weight
-w_i is that of the interaction, 1 by default, times that of `top_k_weights` if the objective asks for it.
+w_i is that of the interaction, 1 by default, times that of `top_k_weights` for softmax@k.
 
 In a large catalogue, a random pool of items stands for all of them in one step: V then holds the items of the pool, and
 the sum over the negatives is multiplied by the number of items that each of them stands for.
@@ -29,12 +29,14 @@ from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Obje
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
-USERS = 32  # users of a product that one CPU thread computes; blocks have a multiple of them. 64 are not faster
+USERS_PER_TASK = (
+    32  # users of a product that one CPU thread computes; blocks have a multiple of them. 64 are not faster
+)
 
 
 def user_blocks(n_users: int, n_items: int) -> list[slice]:
     """Return blocks of users whose scores fit into BLOCK_SCORES. They depend on the sizes alone, not on the machine."""
-    size = max(1, BLOCK_SCORES // max(1, n_items) // USERS) * USERS
+    size = max(1, BLOCK_SCORES // max(1, n_items) // USERS_PER_TASK) * USERS_PER_TASK
     return [slice(start, min(start + size, n_users)) for start in range(0, n_users, size)]
 
 
@@ -68,7 +70,7 @@ def top_k_weights(s: Tensor, objective: Objective) -> Tensor:
     return torch.sigmoid((s - beta) / objective.tau)
 
 
-def softmax_of_users(
+def torch_softmax_of_users(
     s: Tensor, positive: Tensor, weights: Tensor, objective: Objective, pool: Pool | None
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each user [B] and its gradient to the scores s [B, N].
@@ -88,7 +90,7 @@ def softmax_of_users(
         weights = weights * top_k_weights(s, objective)
     scale = positive.sum(1, keepdim=True).clamp(min=1).to(s.dtype).rsqrt()
     loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
-    wrong = torch.where(positive, weights * torch.sigmoid(x), 0)  # share of the negatives in the softmax of a positive
+    wrong = torch.where(positive, weights * torch.sigmoid(x), 0)  # fraction of the negatives in each softmax
     spread = torch.where(negative.any(1, keepdim=True), torch.softmax(negatives, 1), 0)  # not NaN without negatives
     return loss, scale / objective.temperature * (wrong.sum(1, keepdim=True) * spread - wrong)
 
@@ -113,7 +115,7 @@ def catalogue_gradients(
         positive[entries] = True
         weights = torch.zeros_like(s)
         weights[entries] = 1.0 if batch.weights is None else batch.weights[low:high]
-        loss[block], g = softmax_of_users(s, positive, weights, objective, batch.pool)
+        loss[block], g = torch_softmax_of_users(s, positive, weights, objective, batch.pool)
         user_grad[block] = gradient_of_products(g @ V, u[block], g, objective.score)
         if not fixed_items:
             item_grad += gradient_of_products(g.T @ u[block], V, g.T, objective.score)

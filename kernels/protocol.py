@@ -43,7 +43,7 @@ class Objective:
     weight : rank weights w_k.
     margin : hinge margin.
     temperature : temperature of the softmax, psl and bpr parts.
-    at_k : weight each positive of the softmax part by its place in the top K, as `softmax_weights` says. Only for lists
+    at_k : weight each positive of the softmax part by its place in the top K, as `top_k_weights` says. Only for lists
         that are the whole catalogue.
     """
 
@@ -287,7 +287,7 @@ class GradientTerms(NamedTuple):
         return cls(rows[:, None], coefficients[:, None], gradients, every)
 
 
-def summed(score: Score) -> Score:
+def row_score(score: Score) -> Score:
     """Return the score to update rows with whose terms are complete gradients, as those of users are."""
     return "dot" if score == "l2" else score
 
@@ -313,7 +313,7 @@ class Backend(Protocol):
         """Draw lists number start .. stop - 1 of an epoch; `start` must be a multiple of `plan.share`."""
 
     def sample_users(self, plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> ListBatch:
-        """Draw the lists of each user as if the user were alone, with a seed of its own: at most `most` of a user.
+        """Draw up to `most` lists of each user as if the user were alone, with a separate seed for each user.
 
         The lists of user u are the first ones that `sample_lists` draws from a plan with the items of u alone and seed
         seeds[u]. They follow those of user u - 1. `seeds` is int64 [M], not negative. The plan has `share` 1 and

@@ -284,13 +284,13 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     if objective.psl:
         r = (1 + objective.psl_scale * (s[:, None, rho:] - s[:, :rho, None])).clamp(min=0)
         power = r.pow(1 / objective.temperature)
-        share = power / (1 + power.sum(-1, keepdim=True))
-        pull = objective.psl_scale / objective.temperature * torch.where(r > 0, share / r, 0)
-        g += torch.cat([-pull.sum(2), pull.sum(1)], -1)
+        fraction = power / (1 + power.sum(-1, keepdim=True))
+        g_pairs = objective.psl_scale / objective.temperature * torch.where(r > 0, fraction / r, 0)
+        g += torch.cat([-g_pairs.sum(2), g_pairs.sum(1)], -1)
     if objective.bpr:
         x = (s[:, None, rho:] - s[:, :rho, None]) / objective.temperature
-        pull = torch.sigmoid(x) / ((n - rho) * objective.temperature)
-        g += torch.cat([-pull.sum(2), pull.sum(1)], -1)
+        g_pairs = torch.sigmoid(x) / ((n - rho) * objective.temperature)
+        g += torch.cat([-g_pairs.sum(2), g_pairs.sum(1)], -1)
     g = torch.where(finite, g, math.nan)
     u, v = U[users.long()][:, None, :], V[items.long()]
     user_grad = (g[:, :, None] * (-2 * (u - v) if objective.score == "l2" else v)).sum(1)

@@ -68,7 +68,7 @@ def best(y: Tensor, count: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def list_weights(objective: Objective, dtype: torch.dtype, device: torch.device) -> Tensor:
+def training_rank_weights(objective: Objective, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return w_k [K] of training lists, which start with rho positives.
 
     Under `ap` the weights depend on the scores: a kernel multiplies these by the number of positives among the first k.

@@ -26,6 +26,13 @@ CASES: dict[str, dict[str, Any]] = {
     for score, share, rho, cov in product(("dot", "l2"), (1, 32), (1, 3), (0.0, 0.5))
     if cov == 0 or score == "l2"
 }
+CASES |= {
+    "dot-share32-long": {"score": "dot", "eta": 150},  # most items of a long list have gradient 0
+    "softmax": {"objective": "softmax", "batch_size": 64},
+    "softmax-pool": {"objective": "softmax", "batch_size": 64, "pool": 48},
+    "softmax@k": {"objective": "softmax@k", "batch_size": 64},
+    **{f"{name}-sampled": {"objective": name, "negatives": "sampled", "rho": 2} for name in ("softmax", "psl", "bpr")},
+}
 
 
 def environment() -> str:
@@ -51,9 +58,9 @@ def data() -> Dataset:
 
 def digests(data: Dataset, options: dict[str, Any], threads: int) -> dict[str, str]:
     """SHA-256 of the factors after a short training, and of what is then recommended."""
-    fixed = {"objective": "hinge+drm", "factors": 24, "batch_size": 256, "epochs": 2, "backend": "cpu"}
-    every = {"cov_every": 3} if options["cov"] else {}
-    model = DRM(**fixed, **every, threads=threads, **options).fit(data)
+    usual = {"objective": "hinge+drm", "factors": 24, "batch_size": 256, "epochs": 2, "backend": "cpu"}
+    every = {"cov_every": 3} if options.get("cov") else {}
+    model = DRM(**{**usual, **every, **options}, threads=threads).fit(data)
     lists = model.recommend(k=7)
     parts = {
         "factors": [model.user_factors.numpy().tobytes(), model.item_factors.numpy().tobytes()],

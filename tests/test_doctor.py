@@ -14,7 +14,16 @@ from torch import Tensor
 from drm_triton import doctor, kernels, machine
 from drm_triton.cli.doctor import format_report
 from drm_triton.kernels import reference
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, PackedItems, SeenItems
+from drm_triton.kernels.protocol import (
+    CatalogueBatch,
+    CatalogueGradients,
+    GradientTerms,
+    ListBatch,
+    ListPlan,
+    Objective,
+    PackedItems,
+    SeenItems,
+)
 from drm_triton.names import Score
 from tests.conftest import environment as child_environment
 from tests.conftest import run_python
@@ -114,6 +123,17 @@ def wrong_step(
     reference.update_rows(table, state, terms, 1.01 * lr, score, dense)
 
 
+def wrong_on_the_sphere(
+    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
+) -> None:
+    reference.update_rows(table, state, terms, lr, "dot" if score == "cosine" else score, dense)
+
+
+def wrong_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
+    gradients = reference.catalogue_gradients(U, V, batch, objective)
+    return gradients._replace(item_grad=1.01 * gradients.item_grad)
+
+
 def wrong_ranking(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
     ranked, scores = reference.top_k(queries, items, k + 1, seen)
     return ranked[:, 1:], scores[:, :-1]
@@ -130,7 +150,14 @@ def wrong_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"update_rows": wrong_step}, {"top_k": wrong_ranking}, {"top_k": wrong_scores}, {"sample_lists": wrong_lists}],
+    [
+        {"update_rows": wrong_step},
+        {"update_rows": wrong_on_the_sphere},
+        {"catalogue_gradients": wrong_catalogue},
+        {"top_k": wrong_ranking},
+        {"top_k": wrong_scores},
+        {"sample_lists": wrong_lists},
+    ],
 )
 def test_a_backend_with_wrong_results_fails(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, object]) -> None:
     monkeypatch.setattr(kernels, "get_backend", lambda name=None: altered())

@@ -67,7 +67,7 @@ def test_factors_that_are_not_finite_are_neither_saved_loaded_nor_ranked(tmp_pat
     model.item_factors[1, 2] = float("nan")
     with pytest.raises(InputError, match="not finite"):
         model.recommend()
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(InputError, match="not finite; train again with a lower `lr` or a higher `temperature`"):
         model.save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
     file = tmp_path / "model" / "model.safetensors"

@@ -20,8 +20,8 @@ from torch.nn.functional import normalize
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
-from drm_triton.kernels.catalogue import USERS
-from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, summed
+from drm_triton.kernels.catalogue import USERS_PER_TASK
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, row_score
 from drm_triton.training.initialize import SPECTRAL_NORM
 from drm_triton.training.step import objective_of
 
@@ -71,7 +71,7 @@ def _fit(U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, backend: Bac
     """Fit the vectors U [B, d] to the items of each user, in place; return them."""
     # As after spectral initialisation, Adagrad starts at 1: the first step is then proportional to the gradient, and
     # does not overwrite the initial direction.
-    state, score, objective = torch.ones_like(U), summed(config.score_in_force), objective_of(config, len(V))
+    state, score, objective = torch.ones_like(U), row_score(config.score_in_force), objective_of(config, len(V))
     gradient_terms = _catalogue_terms if config.negatives_in_force == "all" else _list_terms
     for step, terms in enumerate(gradient_terms(U, V, histories, config, objective, backend)):
         backend.update_rows(U, state, terms, LR * (1 - step / STEPS), score)
@@ -103,11 +103,11 @@ def _list_terms(
 def _catalogue(histories: CSR, device: torch.device) -> CatalogueBatch:
     """Return users whose negatives are all other items.
 
-    Users without items follow up to a multiple of USERS. All products then have the same shape, and the rounding of one
-    user does not depend on the number of the others.
+    Users without items follow up to a multiple of USERS_PER_TASK. All products then have the same shape, and the
+    rounding of one user does not depend on the number of the others.
     """
     indptr, indices = histories.tensors(device)
-    padding = -histories.shape[0] % USERS
+    padding = -histories.shape[0] % USERS_PER_TASK
     users = torch.arange(histories.shape[0], dtype=torch.int32, device=device)
     return CatalogueBatch(
         torch.cat([users, users.new_zeros(padding)]), torch.cat([indptr, indptr[-1:].expand(padding)]), indices

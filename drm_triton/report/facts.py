@@ -1,11 +1,13 @@
 """The sections with tables of facts: configuration, environment and data of the runs."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from drm_triton.config import TrainConfig
 from drm_triton.names import SPLIT_PARTS
+from drm_triton.options import FILE_NAMES, default_text
 from drm_triton.report import svg
 from drm_triton.report.markup import details, escape, table
 from drm_triton.report.measure import MeasuredRun, RunData
@@ -17,42 +19,32 @@ def configuration_section(runs: Sequence[MeasuredRun]) -> str:
     Options that differ between the runs come first. For a single run these are the options that differ from the
     defaults.
     """
-    options_of_runs = [_options(run.config) for run in runs]
-    compared = options_of_runs if len(runs) > 1 else [*options_of_runs, _options(TrainConfig())]
-    names = list(options_of_runs[0])
-    different = [name for name in names if len({options[name] for options in compared}) > 1]
-    equal = [name for name in names if name not in different]
+    fields = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    resolved = [run.config.resolved() for run in runs]
+    values = {name: [_value(field, getattr(config, name)) for config in resolved] for name, field in fields.items()}
+    rows = {name: [f"<code>{FILE_NAMES.get(name, name)}</code>", *row] for name, row in values.items()}
     heads = ["option", *(svg.run_label(number, run.name) for number, run in enumerate(runs, 1))]
-
-    def rows(names: Sequence[str]) -> list[list[str]]:
-        return [
-            [f"<code>{name}</code>", *(f"<code>{escape(options[name])}</code>" for options in options_of_runs)]
-            for name in names
-        ]
-
     if len(runs) == 1:
-        default = compared[1]
-        with_default = [
-            [*row, f"<code>{escape(default[name])}</code>"]
-            for name, row in zip(different, rows(different), strict=True)
-        ]
+        different = list(runs[0].config.changed())
+        with_default = [[*rows[name], _value(fields[name], fields[name].default)] for name in different]
         shown = table("Options that differ from the defaults", [*heads, "default"], with_default, kind="options")
-        summary = f"{len(equal)} options with their default values"
+        summary = f"{len(fields) - len(different)} options with their default values"
     else:
-        shown = table("Options that differ between the runs", heads, rows(different), kind="options differ")
-        summary = f"{len(equal)} options with the same value in all runs"
+        different = [name for name, row in values.items() if len(set(row)) > 1]
+        differing_rows = [rows[name] for name in different]
+        shown = table("Options that differ between the runs", heads, differing_rows, kind="options differ")
+        summary = f"{len(fields) - len(different)} options with the same value in all runs"
     if not different:
         shown = f"<p>{'All options have their default values.' if len(runs) == 1 else 'The options do not differ.'}</p>"
-    return shown + details(summary, table(summary, heads, rows(equal), kind="options")) + _environments(runs, heads)
+    equal = [row for name, row in rows.items() if name not in different]
+    return shown + details(summary, table(summary, heads, equal, kind="options")) + _environments(runs, heads)
 
 
-def _options(config: TrainConfig) -> dict[str, str]:
-    """Format each option as text, with automatic values resolved."""
-    values = dataclasses.asdict(config.resolved())
-    return {
-        "lambda" if name == "lam" else name: "all cores" if value is None else f"{value}"
-        for name, value in values.items()
-    }
+def _value(field: "dataclasses.Field[Any]", value: Any) -> str:
+    """Format the value of an option. None is shown as what it means, in words."""
+    if value is None:
+        return re.sub(r"`(\w+)`", r"<code>\1</code>", escape(default_text(field)))
+    return f"<code>{escape(value)}</code>"
 
 
 def _environments(runs: Sequence[MeasuredRun], heads: Sequence[str]) -> str:

@@ -9,10 +9,60 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.errors import DrmError
 from drm_triton.kernels.catalogue import CataloguePlan
-from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListBatch, ListPlan, Objective, summed
+from drm_triton.kernels.protocol import (
+    Backend,
+    CatalogueBatch,
+    GradientTerms,
+    ListBatch,
+    ListPlan,
+    Objective,
+    row_score,
+)
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
+
+
+def take_step(
+    state: State,
+    plan: ListPlan | CataloguePlan,
+    stop: int,
+    config: TrainConfig,
+    objective: Objective,
+    backend: Backend,
+    lr: float,
+) -> None:
+    """Train on the lists of the current epoch from `state.position` to `stop` - 1."""
+    if isinstance(plan, CataloguePlan):
+        users = plan.batch(state.epoch, state.position, stop)
+        catalogue_step(state, users, config, objective, backend, lr)
+    else:
+        lists = backend.sample_lists(plan, state.epoch, state.position, stop)
+        train_step(state, lists, config, objective, backend, lr, plan.list_weights(lists))
+    state.position = stop
+
+
+def catalogue_step(
+    state: State, batch: CatalogueBatch, config: TrainConfig, objective: Objective, backend: Backend, lr: float
+) -> None:
+    """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched.
+
+    The list of a user is the whole catalogue: every item takes a step, or every item of the pool.
+    """
+    U, V = state.U, state.V
+    pool = batch.pool
+    gradients = backend.catalogue_gradients(U, V if pool is None else V[pool.items.long()], batch, objective)
+    add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
+    dU, dV = dense_gradients(state, config)
+    if pool is None:
+        item_terms, dV = GradientTerms.none(V), gradients.item_grad if dV is None else gradients.item_grad + dV
+    else:
+        item_terms = GradientTerms.of_rows(pool.items, gradients.item_grad)
+    user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
+    score = row_score(config.score_in_force)  # the gradients of items are complete too
+    backend.update_rows(V, state.V_state, item_terms, lr, score, dV)
+    backend.update_rows(U, state.U_state, user_terms, lr, score, dU)
+    state.step += 1
 
 
 def train_step(
@@ -24,7 +74,7 @@ def train_step(
     lr: float,
     weights: Tensor | None = None,
 ) -> None:
-    """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched.
+    """Like `catalogue_step`, for lists with sampled negatives: the items of the lists take a step.
 
     The loss of each list is multiplied by its weight, if `weights` [B] are given.
     """
@@ -38,27 +88,7 @@ def train_step(
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
     # V before U, which the item terms refer to.
     backend.update_rows(V, state.V_state, item_terms, lr, config.score_in_force, dV)
-    backend.update_rows(U, state.U_state, user_terms, lr, summed(config.score_in_force), dU)
-    state.step += 1
-
-
-def catalogue_step(
-    state: State, batch: CatalogueBatch, config: TrainConfig, objective: Objective, backend: Backend, lr: float
-) -> None:
-    """Like `train_step`, for lists that are the whole catalogue: every item takes a step, or every item of the pool."""
-    U, V = state.U, state.V
-    pool = batch.pool
-    gradients = backend.catalogue_gradients(U, V if pool is None else V[pool.items.long()], batch, objective)
-    add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
-    dU, dV = dense_gradients(state, config)
-    if pool is None:
-        item_terms, dV = GradientTerms.none(V), gradients.item_grad if dV is None else gradients.item_grad + dV
-    else:
-        item_terms = GradientTerms.of_rows(pool.items, gradients.item_grad)
-    user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
-    score = summed(config.score_in_force)  # the gradients of items are complete too
-    backend.update_rows(V, state.V_state, item_terms, lr, score, dV)
-    backend.update_rows(U, state.U_state, user_terms, lr, score, dU)
+    backend.update_rows(U, state.U_state, user_terms, lr, row_score(config.score_in_force), dU)
     state.step += 1
 
 
@@ -82,8 +112,12 @@ def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> 
 
 def diverged(what: str, config: TrainConfig) -> DrmError:
     """Return the error for a training that cannot go on."""
-    sharpness = "tau" if "drm" in config.objective else "temperature"
-    return DrmError(f"{what} (`lr` {config.lr}); lower `lr` or raise `{sharpness}` and start again")
+    return DrmError(f"{what} (`lr` {config.lr}); lower `lr` or raise `{sharpness(config)}` and start again")
+
+
+def sharpness(config: TrainConfig) -> str:
+    """Return the option that makes large gradients smaller if it is raised."""
+    return "tau" if "drm" in config.objective else "temperature"
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
@@ -113,25 +147,6 @@ def objective_of(config: TrainConfig, n_items: int) -> Objective:
         temperature=config.temperature_for(n_items),
         at_k=config.objective == "softmax@k",
     )
-
-
-def take_step(
-    state: State,
-    plan: ListPlan | CataloguePlan,
-    stop: int,
-    config: TrainConfig,
-    objective: Objective,
-    backend: Backend,
-    lr: float,
-) -> None:
-    """Train on the lists of the current epoch from `state.position` to `stop` - 1."""
-    if isinstance(plan, CataloguePlan):
-        users = plan.batch(state.epoch, state.position, stop)
-        catalogue_step(state, users, config, objective, backend, lr)
-    else:
-        lists = backend.sample_lists(plan, state.epoch, state.position, stop)
-        train_step(state, lists, config, objective, backend, lr, plan.list_weights(lists))
-    state.position = stop
 
 
 def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan | CataloguePlan:

@@ -5,8 +5,8 @@ score of at most theta has P_k <= exp(-D(theta) / tau) for each rank k <= K. Wit
 part are above theta, and the relaxed top K of the list is that of these items alone. docs/objective.md has the proof.
 
 The list is not sorted. A heap finds s_K, and Newton's method finds theta with a few passes over the scores. D is convex
-and falls with theta, so a step from either side leads below: theta is too low, and some items are kept in vain, but
-never too high. The first step starts from the theta of a sample of the scores.
+and falls with theta, so a step from either side leads below: theta may be too low, so that some items are kept
+that take no part, but is never too high. The first step starts from the theta of a sample of the scores.
 """
 
 import math
@@ -18,7 +18,7 @@ from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.runtime.simd import LANES, between, largest
 
 ACTIVE_MIN = 64  # shortest list whose active items are found; in shorter ones, nearly all items are active
-BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
+SCAN_BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
 SAMPLE, SAMPLE_MIN = 8, 512  # lists from SAMPLE_MIN on have a sample: about the first one of SAMPLE parts
 AIM = 0.01  # part of the target by which steps stay below its theta
 WORTHWHILE = 0.9  # a step of Newton's method is followed by another one if it drops a tenth of the items
@@ -32,8 +32,8 @@ def kth_largest(x, K, heap):
         heap[j] = x[j]
     for start in range(K // 2 - 1, -1, -1):
         sift(heap, K, start)
-    for start in range(K, x.size, BLOCK):
-        block = x[start : start + BLOCK]
+    for start in range(K, x.size, SCAN_BLOCK):
+        block = x[start : start + SCAN_BLOCK]
         if largest(block) > heap[0]:
             for j in range(block.size):
                 if block[j] > heap[0]:
@@ -103,7 +103,7 @@ def active_threshold(x, n, K, tau, heap):
     target = (margin + math.log(n)) * tau * (1 + (n + 8) * info.eps)  # the last factor is for the rounding of D
     theta = max(real(kth - target - 4 * info.eps * abs(kth)), lowest)
     if x.size >= SAMPLE_MIN:
-        size = x.size // (SAMPLE * BLOCK) * BLOCK  # whole vectors
+        size = x.size // (SAMPLE * SCAN_BLOCK) * SCAN_BLOCK  # whole vectors
         guess = climb(x[:size], theta, kth, ties, x.size / size, target, theta)
         reached, slope = excess(x, guess, kth, ties, 1)
         theta = max(theta, real(step(guess, reached, slope, target)))

@@ -1,8 +1,8 @@
 """`catalogue_gradients` on the CPU: products of BLAS, and the loss of a user in one pass over the scores in the cache.
 
-Threads take blocks of USERS users (scores, loss, gradient to the users) and then blocks of ITEMS items (gradient to the
-items). Each block is a product on one thread, whose shape depends on the sizes alone, so that the bits of the result do
-not depend on the number of threads.
+Threads take blocks of USERS_PER_TASK users (scores, loss, gradient to the users) and then blocks of ITEMS_PER_TASK
+items (gradient to the items). Each block is a product on one thread, whose shape depends on the sizes alone, so that
+the bits of the result do not depend on the number of threads.
 """
 
 import math
@@ -14,19 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.kernels.catalogue import USERS, gradient_of_products, scores_of_products, user_blocks
+from drm_triton.kernels.catalogue import USERS_PER_TASK, gradient_of_products, scores_of_products, user_blocks
 from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.active import kth_largest
+from drm_triton.kernels.cpu.losses import softplus_sigmoid
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.runtime.simd import largest
 from drm_triton.kernels.cpu.softsort import all_finite, exp
 from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.names import Score
 
-ITEMS = 2048  # items of a product that a thread computes at once
+ITEMS_PER_TASK = 2048  # items of a product that a thread computes at once
 f32 = np.float32
 
 
@@ -41,8 +42,34 @@ class CatalogueLoss(NamedTuple):
     log_ratio: float
 
 
-@allocating
-def softmax_of_user(s, positives, weights, loss):
+class UserLosses(NamedTuple):
+    """The positives of a batch of users, and the losses of the users, for compiled functions."""
+
+    indptr: NDArray[np.int64]  # [B + 1]
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32]  # of the positives, shaped like indices
+    loss: CatalogueLoss
+    losses: NDArray[np.float32]  # [B], out
+
+
+class CatalogueItems(NamedTuple):
+    """The items of a step."""
+
+    V: Tensor  # [N, d]
+    columns: Tensor  # [d, N], V^T in its own memory: faster to multiply by than the view
+    score: Score
+
+
+class PositiveBuffers(NamedTuple):
+    """Buffers for one user."""
+
+    s: NDArray[np.float32]  # [most positives of a user]
+    weights: NDArray[np.float32]  # [most positives of a user]
+    heap: NDArray[np.float32]  # [min(K, N)]
+
+
+@inline
+def softmax_of_user(s, positives, weights, loss, buffers):
     """Return the loss of one user with scores s [N]; s becomes the gradient to them. weights: of the positives."""
     n = positives.size
     if not all_finite(s):
@@ -51,15 +78,14 @@ def softmax_of_user(s, positives, weights, loss):
     if n == 0:
         s[:] = f32(0)
         return f32(0)
-    s_positives = np.empty(n, np.float32)
+    s_positives = buffers.s[:n]
     for i in range(n):
         s_positives[i] = s[positives[i]]
     if loss.at_k:
-        k = min(loss.k, s.size)
-        beta, inverse_tau = kth_largest(s, k, np.empty(k, np.float32)), f32(1 / loss.tau)
-        weights = weights.copy()
+        beta, inverse_tau = kth_largest(s, buffers.heap.size, buffers.heap), f32(1 / loss.tau)
         for i in range(n):
-            weights[i] /= f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i])))
+            buffers.weights[i] = weights[i] / (f32(1) + f32(math.exp(inverse_tau * (beta - s_positives[i]))))
+        weights = buffers.weights[:n]
     for i in range(n):
         s[positives[i]] = -np.inf
     negatives = s[: loss.n_negatives]
@@ -76,11 +102,10 @@ def softmax_of_user(s, positives, weights, loss):
     value, wrong = f32(0), f32(0)
     for i in range(n):
         x = inverse * (highest - s_positives[i]) + log_total
-        e = exp(-abs(x))
-        value += weights[i] * (max(x, f32(0)) + f32(math.log1p(e)))
-        share = weights[i] * (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
-        s_positives[i] = -scale * inverse * share
-        wrong += share
+        softplus, fraction = softplus_sigmoid(x, weights[i])  # fraction of the negatives in the softmax
+        value += softplus
+        s_positives[i] = -scale * inverse * fraction
+        wrong += fraction
     factor = scale * inverse * wrong / total
     for j in range(negatives.size):
         negatives[j] *= factor
@@ -90,14 +115,19 @@ def softmax_of_user(s, positives, weights, loss):
 
 
 @kernel
-def softmax_of_users(start, stop, S, indptr, indices, weights, loss, losses):
+def softmax_of_users(start, stop, S, users):
     """Replace the scores of users start .. stop - 1 by their gradients, and write the losses. S begins with `start`."""
+    most = 0
     for b in range(start, stop):
-        own = slice(indptr[b], indptr[b + 1])
-        losses[b] = softmax_of_user(S[b - start], indices[own], weights[own], loss)
+        most = max(most, users.indptr[b + 1] - users.indptr[b])
+    heap = np.empty(min(users.loss.k, S.shape[1]), np.float32)
+    buffers = PositiveBuffers(np.empty(most, np.float32), np.empty(most, np.float32), heap)
+    for b in range(start, stop):
+        own = slice(users.indptr[b], users.indptr[b + 1])
+        users.losses[b] = softmax_of_user(S[b - start], users.indices[own], users.weights[own], users.loss, buffers)
 
 
-def loss_parameters(objective: Objective, pool: Pool | None, n_items: int) -> CatalogueLoss:
+def catalogue_loss_parameters(objective: Objective, pool: Pool | None, n_items: int) -> CatalogueLoss:
     """Return an objective in the form that compiled functions take."""
     return CatalogueLoss(
         temperature=float(objective.temperature),
@@ -133,48 +163,33 @@ def catalogue_gradients(
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
     loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
-    columns = V.T.contiguous()  # faster to multiply by than the view
-    parameters = loss_parameters(objective, batch.pool, len(V))
+    parameters = catalogue_loss_parameters(objective, batch.pool, len(V))
+    users = UserLosses(indptr, indices, weights, parameters, loss.numpy())
+    items = CatalogueItems(V, V.T.contiguous(), objective.score)
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
             S = u.new_empty(block.stop - block.start, len(V))
-            products = user_products(
-                u[block], V, columns, S, block.start, indptr, indices, weights, parameters, objective.score, loss
-            )
+            products = user_products(u[block], items, S, users, block.start)
             user_grad[block] = gradient_of_products(products, u[block], S, objective.score)
             if not fixed_items:
                 item_grad += gradient_of_products(item_products(u[block], V, S), V, S.T, objective.score)
     return CatalogueGradients(loss, user_grad, item_grad)
 
 
-def user_products(
-    u: Tensor,
-    V: Tensor,
-    columns: Tensor,
-    S: Tensor,
-    first: int,
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    weights: NDArray[np.float32],
-    parameters: CatalogueLoss,
-    score: Score,
-    loss: Tensor,
-) -> Tensor:
-    """Compute the losses of the block of users that begins with user `first` of the batch.
+def user_products(u: Tensor, items: CatalogueItems, S: Tensor, users: UserLosses, first_user: int) -> Tensor:
+    """Compute the losses of the block u of users that begins with user `first_user` of the batch.
 
-    S [B, N] becomes g = dL/dS. Returns its product g V; `columns` is V^T.
+    S [B, N] becomes g = dL/dS. Returns its product g V.
     """
-    losses, products = loss.numpy(), torch.empty_like(u)
+    V, products = items.V, torch.empty_like(u)
 
     def of_users(start: int) -> None:
-        rows = slice(start, min(start + USERS, len(u)))
-        scores_of_products(torch.mm(u[rows], columns, out=S[rows]), u[rows], V, score)
-        softmax_of_users(
-            first + rows.start, first + rows.stop, S[rows].numpy(), indptr, indices, weights, parameters, losses
-        )
+        rows = slice(start, min(start + USERS_PER_TASK, len(u)))
+        scores_of_products(torch.mm(u[rows], items.columns, out=S[rows]), u[rows], V, items.score)
+        softmax_of_users(first_user + rows.start, first_user + rows.stop, S[rows].numpy(), users)
         torch.mm(S[rows], V, out=products[rows])
 
-    threads.run(partial(of_users, start) for start in range(0, len(u), USERS))
+    threads.run(partial(of_users, start) for start in range(0, len(u), USERS_PER_TASK))
     return products
 
 
@@ -183,8 +198,8 @@ def item_products(u: Tensor, V: Tensor, g: Tensor) -> Tensor:
     products = torch.empty_like(V)
 
     def of_items(start: int) -> None:
-        items = slice(start, min(start + ITEMS, len(V)))
+        items = slice(start, min(start + ITEMS_PER_TASK, len(V)))
         torch.mm(g[:, items].T, u, out=products[items])
 
-    threads.run(partial(of_items, start) for start in range(0, len(V), ITEMS))
+    threads.run(partial(of_items, start) for start in range(0, len(V), ITEMS_PER_TASK))
     return products

@@ -1,7 +1,7 @@
 """`list_gradients`: losses of a batch of lists, and their gradients to the scores and to the user's row.
 
-By default, groups of lists share their negatives. The rows of these are then read once for a tile of lists, and the
-work on them is two small matrix products per tile:
+With sampled negatives, groups of lists share them by default. Their rows are then read once for a tile of lists, and
+the work on them is two small matrix products per tile:
 
     scores     [eta, d] x [d, lists]
     user_grad  [lists, eta] x [eta, d]
@@ -32,10 +32,12 @@ from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.losses import (
     LossParameters,
+    add_four,
+    add_one,
     add_rows,
     convert_to_l2,
     list_buffers,
-    list_loss,
+    losses_of_list,
     score_items,
 )
 from drm_triton.kernels.cpu.runtime import threads
@@ -46,7 +48,7 @@ from drm_triton.kernels.cpu.runtime.simd import ITEMS, LANES, ROWS, VECTORS, mul
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
-from drm_triton.kernels.weights import list_weights
+from drm_triton.kernels.weights import training_rank_weights
 from drm_triton.names import LOSSES
 
 f32 = np.float32
@@ -141,14 +143,10 @@ def add_active(V, items, g, replaced, positions, total):
     count = find_not_zero(g, replaced, positions)
     for i in range(0, count - 3, 4):
         j0, j1, j2, j3 = positions[i], positions[i + 1], positions[i + 2], positions[i + 3]
-        v0, v1, v2, v3 = V[items[j0]], V[items[j1]], V[items[j2]], V[items[j3]]
-        g0, g1, g2, g3 = g[j0], g[j1], g[j2], g[j3]
-        for c in range(total.size):
-            total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+        rows = V[items[j0]], V[items[j1]], V[items[j2]], V[items[j3]]
+        add_four((g[j0], g[j1], g[j2], g[j3]), rows, total)
     for i in range(count & ~3, count):
-        v0, g0 = V[items[positions[i]]], g[positions[i]]
-        for c in range(total.size):
-            total[c] += g0 * v0[c]
+        add_one(g[positions[i]], V[items[positions[i]]], total)
 
 
 @inline
@@ -181,7 +179,7 @@ def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers,
         for i in range(count):
             j = positions[i]
             score_items(u, V, negatives[j : j + 1], negatives[j : j + 1], l2, s_negatives[j : j + 1])
-        store_losses(out.losses, b, list_loss(s, loss, buffers, g))
+        store_losses(out.losses, b, losses_of_list(s, loss, buffers, g))
         user_grad[:] = f32(0)
         add_rows(V, positives, g[:rho], user_grad)
         if not loss.sparse:
@@ -210,10 +208,11 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute scores, losses and gradients of tiles start .. stop - 1."""
     eta, d = groups.items.shape[1], inputs.U.shape[1]
     buffers = list_buffers(inputs.items.shape[1], loss.weights)
-    width, lists, height = padded(d, LANES), padded(groups.tile, VECTORS * LANES), padded(groups.tile, ROWS)
+    width, height = padded(d, LANES), padded(groups.tile, ROWS)
+    columns = padded(groups.tile, VECTORS * LANES)  # lists of a tile
     tile_buffers = GradientBuffers(
-        np.zeros((d, lists), np.float32),
-        np.empty((lists, padded(eta, ITEMS)), np.float32),
+        np.zeros((d, columns), np.float32),
+        np.empty((columns, padded(eta, ITEMS)), np.float32),
         np.empty(eta, np.int64),
         np.empty(eta, np.bool_),
         np.zeros((eta, width), np.float32),
@@ -234,7 +233,7 @@ def list_gradient(b, following, inputs, loss, buffers, out):
     V, items, s, g, user_grad = inputs.V, inputs.items[b], out.scores[b], out.g[b], out.user_grad[b]
     u = inputs.U[inputs.users[b]]
     score_items(u, V, items, inputs.items[following], inputs.l2, s)
-    store_losses(out.losses, b, list_loss(s, loss, buffers, g))
+    store_losses(out.losses, b, losses_of_list(s, loss, buffers, g))
     user_grad[:] = f32(0)
     add_rows(V, items, g, user_grad)
     if inputs.l2:
@@ -258,7 +257,7 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
     phi = np.log1p(n_items / eta * np.arange(eta + 1)).astype(np.float32)
     return LossParameters(
         rho=objective.rho,
-        weights=list_weights(objective, torch.float32, torch.device("cpu")).numpy(),
+        weights=training_rank_weights(objective, torch.float32, torch.device("cpu")).numpy(),
         ap=objective.weight == "ap",
         tau=float(objective.tau),
         lam=f32(objective.lam),

@@ -83,18 +83,29 @@ def score_items(u, V, items, following, l2, s):
 
 
 @inline
+def add_four(g, v, total):
+    """Add g0 v0 + g1 v1 + g2 v2 + g3 v3 to total [d], which is then read and written once for four rows."""
+    (g0, g1, g2, g3), (v0, v1, v2, v3) = g, v
+    for c in range(total.size):
+        total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+
+
+@inline
+def add_one(g, v, total):
+    """Add g v to total [d]."""
+    for c in range(total.size):
+        total[c] += g * v[c]
+
+
+@inline
 def add_rows(V, items, g, total):
     """Add sum_j g_j v_j to total [d]."""
-    n, d = items.size, total.size
+    n = items.size
     for j in range(0, n - 3, 4):
-        v0, v1, v2, v3 = V[items[j]], V[items[j + 1]], V[items[j + 2]], V[items[j + 3]]
-        g0, g1, g2, g3 = g[j], g[j + 1], g[j + 2], g[j + 3]
-        for c in range(d):
-            total[c] += (g0 * v0[c] + g1 * v1[c]) + (g2 * v2[c] + g3 * v3[c])
+        rows = V[items[j]], V[items[j + 1]], V[items[j + 2]], V[items[j + 3]]
+        add_four((g[j], g[j + 1], g[j + 2], g[j + 3]), rows, total)
     for j in range(n & ~3, n):
-        v0, g0 = V[items[j]], g[j]
-        for c in range(d):
-            total[c] += g0 * v0[c]
+        add_one(g[j], V[items[j]], total)
 
 
 @inline
@@ -127,7 +138,7 @@ def hinge_loss(positives, negatives, margin, phi, g_positives, g_negatives):
 def average_precision_weights(s, rho, weights, hits, w):
     """w_k = weights_k times the positives among the first k of the hard ranking. `hits` is a buffer.
 
-    Ties go to the lower position. `weights` contains the divisors, see `list_weights`.
+    Ties go to the lower position. `weights` contains the divisors, see `training_rank_weights`.
     """
     hits[:] = 0
     for i in range(rho):
@@ -189,32 +200,38 @@ def mse_loss(s, rho, g):
 
 
 @inline
-def softmax_loss(positives, negatives, temperature, weights, g_positives, g_negatives):
-    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and add its gradient. `weights` is a buffer."""
+def softplus_sigmoid(x, weight):
+    """Return weight * log(1 + exp(x)) and its derivative, without overflow."""
+    e = exp(-abs(x))
+    return weight * (max(x, f32(0)) + f32(math.log1p(e))), weight * (f32(1) if x > 0 else e) / (f32(1) + e)
+
+
+@inline
+def softmax_loss(positives, negatives, temperature, exponentials, g_positives, g_negatives):
+    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and add its gradient. `exponentials` is a buffer."""
     inverse, highest, total = f32(1 / temperature), largest(negatives), f32(0)
     for j in range(negatives.size):
         e = exp(inverse * (negatives[j] - highest))
-        weights[j] = e
+        exponentials[j] = e
         total += e
     loss, wrong, log_total = f32(0), f32(0), f32(math.log(total))
     for i in range(positives.size):
         x = inverse * (highest - positives[i]) + log_total
-        e = exp(-abs(x))
-        loss += max(x, f32(0)) + f32(math.log1p(e))
-        share = (f32(1) if x > 0 else e) / (f32(1) + e)  # of the negatives in the softmax
-        g_positives[i] -= inverse * share
-        wrong += share
+        softplus, fraction = softplus_sigmoid(x, f32(1))  # fraction of the negatives in the softmax
+        loss += softplus
+        g_positives[i] -= inverse * fraction
+        wrong += fraction
     scale = inverse * wrong / total
     for j in range(negatives.size):
-        g_negatives[j] += scale * weights[j]
+        g_negatives[j] += scale * exponentials[j]
     return loss
 
 
 @inline
-def psl_loss(positives, negatives, scale, temperature, weights, g_positives, g_negatives):
+def psl_loss(positives, negatives, scale, temperature, slopes, g_positives, g_negatives):
     """Return sum_i log(1 + sum_j r_ij^(1 / temperature)), r_ij = max(0, 1 + scale (s_j - s_i)), and add its gradient.
 
-    `weights` is a buffer.
+    `slopes` is a buffer.
     """
     inverse, highest, loss = f32(1 / temperature), largest(negatives), f32(0)
     for i in range(positives.size):
@@ -225,17 +242,17 @@ def psl_loss(positives, negatives, scale, temperature, weights, g_positives, g_n
         for j in range(negatives.size):
             r = max(f32(0), f32(1) + scale * (negatives[j] - positives[i]))
             e = exp(min(f32(0), inverse * f32(math.log(r / top)))) if r > 0 else f32(0)
-            weights[j] = e / r if r > 0 else f32(0)
+            slopes[j] = e / r if r > 0 else f32(0)
             total += e
         x = inverse * f32(math.log(top)) + f32(math.log(total))
-        e = exp(-abs(x))
-        loss += max(x, f32(0)) + f32(math.log1p(e))
-        factor = scale * inverse * (f32(1) if x > 0 else e) / ((f32(1) + e) * total)
-        pulled = f32(0)
+        softplus, fraction = softplus_sigmoid(x, f32(1))
+        loss += softplus
+        factor = scale * inverse * fraction / total
+        g_positive = f32(0)
         for j in range(negatives.size):
-            g_negatives[j] += factor * weights[j]
-            pulled += factor * weights[j]
-        g_positives[i] -= pulled
+            g_negatives[j] += factor * slopes[j]
+            g_positive += factor * slopes[j]
+        g_positives[i] -= g_positive
     return loss
 
 
@@ -244,21 +261,21 @@ def bpr_loss(positives, negatives, temperature, g_positives, g_negatives):
     """Return sum_i mean_j log(1 + exp((s_j - s_i) / temperature)) and add its gradient."""
     inverse, mean, loss = f32(1 / temperature), f32(1 / negatives.size), f32(0)
     for i in range(positives.size):
-        pulled, total = f32(0), f32(0)
+        g_positive, total = f32(0), f32(0)
         for j in range(negatives.size):
             x = inverse * (negatives[j] - positives[i])
-            e = exp(-abs(x))
-            total += max(x, f32(0)) + f32(math.log1p(e))
-            pull = mean * inverse * (f32(1) if x > 0 else e) / (f32(1) + e)
-            g_negatives[j] += pull
-            pulled += pull
-        g_positives[i] -= pulled
+            softplus, fraction = softplus_sigmoid(x, f32(1))
+            total += softplus
+            g_pair = mean * inverse * fraction
+            g_negatives[j] += g_pair
+            g_positive += g_pair
+        g_positives[i] -= g_positive
         loss += mean * total
     return loss
 
 
 @inline
-def list_loss(s, loss, buffers, g):
+def losses_of_list(s, loss, buffers, g):
     """Return the parts of the loss of a list with scores s [n], in the order of LOSSES; write the gradient to g [n]."""
     rho = loss.rho
     if not all_finite(s):  # one bad score makes the whole list NaN, so that it is noticed

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
 from numpy.typing import NDArray
 
 from drm_triton.kernels.checks import INT64, check_sample, check_sample_users
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import view
-from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, kernel
+from drm_triton.kernels.cpu.runtime.bits import leading_zeros
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
 from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
 
@@ -77,7 +76,7 @@ class NegativeBuffers(NamedTuple):
     rank: NDArray[np.int64]  # [eta + 3] ranks among the items that the user does not have
     low: NDArray[np.int64]  # [eta + 3] positions in the user's items
     shared: NDArray[np.int32]  # [eta] draws of the group
-    first: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
+    table_heads: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
     following: NDArray[np.int32]  # [eta] the draw before this one in the table with the same low bits, or -1
 
 
@@ -111,16 +110,6 @@ def mix(x, key):
     x = ((x ^ (x >> S16)) * MIX0) & MASK32
     x = ((x ^ (x >> S13)) * MIX1) & MASK32
     return x ^ (x >> S16)
-
-
-@intrinsic
-def leading_zeros(context, word):
-    """Count the zero bits above the highest one of a uint64."""
-
-    def build(context, builder, signature, args):
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), build
 
 
 @inline
@@ -242,14 +231,14 @@ def draw_negatives(plan, number, row, first_draw, buffers, negatives):
 @inline
 def draw_shared(plan, group, buffers):
     """Fill `shared` with the draws of a group, uniform items, and enter each in the hash table by its low bits."""
-    shared, first = buffers.shared, buffers.first
-    first[:] = -1
+    shared, table_heads = buffers.shared, buffers.table_heads
+    table_heads[:] = -1
     for j in range(0, shared.size, 4):
         words = philox(plan.seed, plan.epoch4 + u64(NEGATIVES), group, u64(SHARED_BLOCK + j // 4))
         for i in range(min(4, shared.size - j)):
             item = np.int64(below(words[i], u64(plan.n_items)))
-            slot = item & (first.size - 1)
-            shared[j + i], buffers.following[j + i], first[slot] = item, first[slot], j + i
+            slot = item & (table_heads.size - 1)
+            shared[j + i], buffers.following[j + i], table_heads[slot] = item, table_heads[slot], j + i
 
 
 @inline
@@ -269,7 +258,7 @@ def take_shared(plan, number, row, buffers, negatives, replaced):
     for j in range(eta):
         negatives[j] = shared[j]
     for p in range(row.size):
-        j = buffers.first[row[p] & (buffers.first.size - 1)]
+        j = buffers.table_heads[row[p] & (buffers.table_heads.size - 1)]
         while j >= 0:
             if shared[j] == row[p]:
                 replaced[j] = True

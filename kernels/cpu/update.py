@@ -1,7 +1,7 @@
 """`update_rows`: one Adagrad step and projection for each row that appears in a batch of gradient terms.
 
-The gradient of a row is a sum. By default, groups of lists share their negatives: the terms of a tile of lists that
-belong to one shared negative are summed first, all negatives at once, as a product of small matrices
+The gradient of a row is a sum. With sampled negatives, groups of lists share them by default: the terms of a tile of
+lists that belong to one shared negative are summed first, all negatives at once, as a product of small matrices
 
     sums  [eta, lists] x [lists, d]
 
@@ -81,14 +81,14 @@ class Summands(NamedTuple):
 # Lists that share negatives: from terms to summands
 
 
-class Entries(NamedTuple):
+class NonzeroTerms(NamedTuple):
     """Buffers for the coefficients of a sparse tile that are not 0: first list by list, then by shared negative."""
 
     positions: NDArray[np.int64]  # [eta], of one list
     negatives: NDArray[np.int64]  # [tile * eta // SPARSE]
-    lists: NDArray[np.int32]  # [2, tile * eta // SPARSE]
+    list_in_tile: NDArray[np.int32]  # [2, tile * eta // SPARSE]
     coefficients: NDArray[np.float32]  # [2, tile * eta // SPARSE]
-    starts: NDArray[np.int64]  # [eta + 2]; the entries of negative j end up at starts[j] .. starts[j + 1] - 1
+    starts: NDArray[np.int64]  # [eta + 2]; the terms of negative j end up at starts[j] .. starts[j + 1] - 1
 
 
 class SumBuffers(NamedTuple):
@@ -99,7 +99,7 @@ class SumBuffers(NamedTuple):
     product: NDArray[np.float32]  # [padded eta, padded d]
     totals: NDArray[np.float32]  # [eta], sums of the coefficients
     used: NDArray[np.bool_]  # [eta], whether any list has such a term
-    entries: Entries
+    nonzero: NonzeroTerms
 
 
 @inline
@@ -149,11 +149,11 @@ def count_summands(start, stop, terms, groups, finite, sparse, counts, used_coun
             separate += count_replaced(groups.replaced[b]) if finite[b] else eta
         sparse[tile] = False
         if eta >= ACTIVE_MIN:
-            words[:], entries = 0, 0
+            words[:], nonzero = 0, 0
             for b in range(begin, end):
                 if finite[b]:
-                    entries += mark_not_zero(terms.coefficients[b, -eta:], groups.replaced[b], words)
-            sparse[tile] = entries <= (end - begin) * eta // SPARSE
+                    nonzero += mark_not_zero(terms.coefficients[b, -eta:], groups.replaced[b], words)
+            sparse[tile] = nonzero <= (end - begin) * eta // SPARSE
         used_counts[tile] = 0
         if sparse[tile]:
             for i in range(words.size):
@@ -182,9 +182,9 @@ def fill_separate(start, stop, position, terms, groups, finite, buffers, summand
             vector[c] = x[c]
         if not finite[b]:
             vector[:] = f32(0)
-        count = find_true(replaced, buffers.entries.positions) if finite[b] else eta
+        count = find_true(replaced, buffers.nonzero.positions) if finite[b] else eta
         for i in range(count):
-            j = buffers.entries.positions[i] if finite[b] else i
+            j = buffers.nonzero.positions[i] if finite[b] else i
             summands.rows[position], summands.origin[position] = rows[positives + j], ~source
             summands.weights[position] = summands.totals[position] = coefficients[positives + j]
             position += 1
@@ -199,40 +199,40 @@ def sum_products(start, stop, separate, terms, groups, finite, buffers):
     positives = terms.rows.shape[1] - eta
     totals[:] = f32(0)
     for b in range(start, stop):
-        summed, coefficients, replaced = buffers.coefficients[b - start], terms.coefficients[b], groups.replaced[b]
+        in_sums, coefficients, replaced = buffers.coefficients[b - start], terms.coefficients[b], groups.replaced[b]
         for j in range(eta):
-            summed[j] = coefficients[positives + j]
+            in_sums[j] = coefficients[positives + j]
         if not finite[b]:
-            summed[:eta] = f32(0)
+            in_sums[:eta] = f32(0)
         elif count_replaced(replaced) > 0:
             for j in range(eta):
                 if replaced[j]:
-                    summed[j] = f32(0)
+                    in_sums[j] = f32(0)
         for j in range(eta):
-            totals[j] += summed[j]
+            totals[j] += in_sums[j]
     multiply(buffers.coefficients, 1, buffers.coefficients.shape[1], buffers.vectors, stop - start, buffers.product)
     find_used(start, stop, separate, groups, finite, buffers.used)
 
 
 @inline
-def sort_entries(start, stop, terms, groups, finite, entries):
+def sort_nonzero(start, stop, terms, groups, finite, nonzero):
     """Find the coefficients in sums that are not 0 and sort them by shared negative, keeping the order of the lists."""
-    negatives, lists, coefficients, starts = entries.negatives, entries.lists, entries.coefficients, entries.starts
-    eta, number = groups.items.shape[1], 0
+    negatives, coefficients, starts = nonzero.negatives, nonzero.coefficients, nonzero.starts
+    list_in_tile, eta, number = nonzero.list_in_tile, groups.items.shape[1], 0
     starts[:] = 0
     for b in range(start, stop):
         if finite[b]:
             of_list = terms.coefficients[b, -eta:]
-            for i in range(find_not_zero(of_list, groups.replaced[b], entries.positions)):
-                j = entries.positions[i]
-                negatives[number], lists[0, number], coefficients[0, number] = j, b - start, of_list[j]
+            for i in range(find_not_zero(of_list, groups.replaced[b], nonzero.positions)):
+                j = nonzero.positions[i]
+                negatives[number], list_in_tile[0, number], coefficients[0, number] = j, b - start, of_list[j]
                 starts[j + 2] += 1
                 number += 1
     for j in range(1, eta):
         starts[j + 1] += starts[j]
     for e in range(number):
         j = negatives[e] + 1
-        lists[1, starts[j]], coefficients[1, starts[j]] = lists[0, e], coefficients[0, e]
+        list_in_tile[1, starts[j]], coefficients[1, starts[j]] = list_in_tile[0, e], coefficients[0, e]
         starts[j] += 1
 
 
@@ -240,21 +240,22 @@ def sort_entries(start, stop, terms, groups, finite, entries):
 def fill_tile(tile, position, sum_position, sparse, terms, groups, finite, buffers, summands):
     """Write the summands of a tile, the first one at `position` and the first sum at `sum_position`."""
     group, start, stop = tile_bounds(tile, groups)
-    d, entries = terms.vectors.shape[1], buffers.entries
+    d, nonzero = terms.vectors.shape[1], buffers.nonzero
     position, separate = fill_separate(start, stop, position, terms, groups, finite, buffers, summands)
     if sparse:
-        sort_entries(start, stop, terms, groups, finite, entries)
+        sort_nonzero(start, stop, terms, groups, finite, nonzero)
     else:
         sum_products(start, stop, separate, terms, groups, finite, buffers)
     for j in range(groups.items.shape[1]):
-        low, high = entries.starts[j], entries.starts[j + 1]
+        low, high = nonzero.starts[j], nonzero.starts[j + 1]
         if low < high if sparse else buffers.used[j]:
             total, summand_total = summands.sums[sum_position], f32(0)
             if sparse:
                 total[:] = f32(0)
-                add_rows(buffers.vectors, entries.lists[1, low:high], entries.coefficients[1, low:high], total)
-                for e in range(low, high):
-                    summand_total += entries.coefficients[1, e]
+                coefficients = nonzero.coefficients[1, low:high]
+                add_rows(buffers.vectors, nonzero.list_in_tile[1, low:high], coefficients, total)
+                for e in range(coefficients.size):
+                    summand_total += coefficients[e]
             else:
                 summand_total = buffers.totals[j]
                 for c in range(d):
@@ -269,12 +270,12 @@ def fill_tile(tile, position, sum_position, sparse, terms, groups, finite, buffe
 def fill_summands(start, stop, terms, groups, finite, sparse, positions, sum_positions, summands):
     """Write the summands of tiles start .. stop - 1, those of a tile from its entry in `positions`."""
     eta, d = groups.items.shape[1], terms.vectors.shape[1]
-    height, width, most_entries = padded(eta, ROWS), padded(d, LANES), groups.tile * eta // SPARSE
-    entries = Entries(
+    height, width, most_nonzero = padded(eta, ROWS), padded(d, LANES), groups.tile * eta // SPARSE
+    nonzero = NonzeroTerms(
         np.empty(eta, np.int64),
-        np.empty(most_entries, np.int64),
-        np.empty((2, most_entries), np.int32),
-        np.empty((2, most_entries), np.float32),
+        np.empty(most_nonzero, np.int64),
+        np.empty((2, most_nonzero), np.int32),
+        np.empty((2, most_nonzero), np.float32),
         np.empty(eta + 2, np.int64),
     )
     buffers = SumBuffers(
@@ -283,7 +284,7 @@ def fill_summands(start, stop, terms, groups, finite, sparse, positions, sum_pos
         np.empty((height, width), np.float32),
         np.empty(eta, np.float32),
         np.empty(eta, np.bool_),
-        entries,
+        nonzero,
     )
     for tile in range(start, stop):
         if positions[tile] < positions[tile + 1]:

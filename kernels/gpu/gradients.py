@@ -24,7 +24,7 @@ from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.options import register_limit
 from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, nan_or_zero, soft_topk, soft_topk_gradient
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
-from drm_triton.kernels.weights import list_weights, rank_weights
+from drm_triton.kernels.weights import rank_weights, training_rank_weights
 from drm_triton.names import LOSSES
 
 
@@ -125,8 +125,8 @@ def _softmax(s, offs_n, live, rho, temperature):
     x = (highest - s) / temperature + tl.log(total)
     rest = tl.exp(-tl.abs(x))
     loss = tl.sum(tl.where(positive, tl.maximum(x, 0.0) + _log1p(rest), 0.0), axis=0)
-    share = tl.where(positive, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0)  # of the negatives in the softmax
-    return loss, (tl.sum(share, axis=0) / total * e - share) / temperature
+    wrong = tl.where(positive, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0)  # weight of the negatives in the softmax
+    return loss, (tl.sum(wrong, axis=0) / total * e - wrong) / temperature
 
 
 @triton.jit
@@ -146,9 +146,9 @@ def _psl(s, offs_n, live, rho, scale, temperature):
         x = tl.log(top) / temperature + tl.log(total)
         rest = tl.exp(-tl.abs(x))
         loss += tl.where(some, tl.maximum(x, 0.0) + _log1p(rest), 0.0)
-        share = tl.where(x > 0, 1.0, rest) / (1 + rest)
-        pull = scale / temperature * share / total * tl.where(r > 0, e / tl.where(r > 0, r, 1.0), 0.0)
-        g += pull - tl.where(offs_n == i, tl.sum(pull, axis=0), 0.0)
+        fraction = tl.where(x > 0, 1.0, rest) / (1 + rest)
+        g_pairs = scale / temperature * fraction / total * tl.where(r > 0, e / tl.where(r > 0, r, 1.0), 0.0)
+        g += g_pairs - tl.where(offs_n == i, tl.sum(g_pairs, axis=0), 0.0)
     return loss, g
 
 
@@ -161,8 +161,8 @@ def _bpr(s, offs_n, live, n, rho, temperature):
         x = (s - tl.sum(tl.where(offs_n == i, s, 0.0), axis=0)) / temperature
         rest = tl.exp(-tl.abs(x))
         loss += tl.sum(tl.where(negative, tl.maximum(x, 0.0) + _log1p(rest), 0.0), axis=0) / (n - rho)
-        pull = tl.where(negative, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0) / (temperature * (n - rho))
-        g += pull - tl.where(offs_n == i, tl.sum(pull, axis=0), 0.0)
+        g_pairs = tl.where(negative, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0) / (temperature * (n - rho))
+        g += g_pairs - tl.where(offs_n == i, tl.sum(g_pairs, axis=0), 0.0)
     return loss, g
 
 
@@ -418,7 +418,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         g = torch.empty_like(s)
     elif n <= softsort.MAX_ITEMS:
         g = torch.empty_like(s)
-        w = list_weights(objective, U.dtype, U.device) if objective.drm else s  # not read without DRM
+        w = training_rank_weights(objective, U.dtype, U.device) if objective.drm else s  # not read without DRM
         sizes = gradients_sizes(n, d, objective.K)
         _gradients_kernel[(B,)](
             U, V, users, items, w, s, losses, g, user_grad,

@@ -261,7 +261,7 @@ def _update_kernel(
                 coefficient = tl.load(coefficients_ptr + term, mask=single, other=0.0)
                 used = coefficient != 0  # a hinge alone leaves most coefficients at 0
                 source = tl.load(sources_ptr + term // m, mask=used, other=0)
-                unknown += (source.to(tl.uint32) >= source_limit).to(tl.int32)
+                unknown += (used & (source.to(tl.uint32) >= source_limit)).to(tl.int32)
                 source = tl.where(source.to(tl.uint32) < source_limit, source, 0).to(tl.int64)
                 x = tl.load(
                     vectors_ptr + source[:, None] * d + offs_d[None, :], mask=used[:, None] & mask_d[None, :], other=0.0

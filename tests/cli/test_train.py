@@ -174,6 +174,12 @@ def test_what_cannot_be_trained_leaves_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_refuses_weights_that_the_data_set_does_not_have(stored: Path) -> None:
+    code, out, errors = call("train", "-d", stored, "--dry-run", "--interaction-weights", "log")
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert "--interaction-weights log needs weights, which the data set does not have" in errors
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00"])
 def test_a_damaged_env_json_is_reported(run: Path, stored: Path, text: str) -> None:
     file = run / "env.json"

@@ -9,7 +9,7 @@ from torch import Tensor
 from drm_triton import kernels
 from drm_triton.errors import InputError
 from drm_triton.kernels import catalogue
-from drm_triton.kernels.catalogue import USERS, CataloguePlan, user_blocks
+from drm_triton.kernels.catalogue import USERS_PER_TASK, CataloguePlan, user_blocks
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.protocol import Backend, CatalogueBatch, Objective, Pool
 from drm_triton.names import Score
@@ -152,7 +152,7 @@ def test_blocks_cover_all_users_once() -> None:
     for n_users, n_items in ((1, 1), (1000, 10**6), (1000, 10**9), (300, 50)):
         blocks = user_blocks(n_users, n_items)
         assert [i for block in blocks for i in range(block.start, block.stop)] == list(range(n_users))
-        assert all((block.stop - block.start) % USERS == 0 for block in blocks[:-1])
+        assert all((block.stop - block.start) % USERS_PER_TASK == 0 for block in blocks[:-1])
 
 
 def test_bits_do_not_depend_on_threads(threads: None) -> None:

@@ -318,6 +318,18 @@ def test_a_dense_gradient_steps_every_row(backend: Any) -> None:
     torch.testing.assert_close(got.cpu(), want / want.norm(dim=1, keepdim=True).clamp(min=1))
 
 
+@pytest.mark.parametrize("score", ["dot", "cosine"])
+def test_a_dense_gradient_may_be_all_there_is(backend: Any, score: Any) -> None:
+    """As in a step on the whole catalogue, whose gradient of the items has no terms."""
+    table, dense = torch.nn.functional.normalize(factors(6, 4, 3)), factors(6, 4, 8)
+    grad = dense - (dense * table).sum(1, keepdim=True) * table if score == "cosine" else dense
+    want = table - 0.1 * grad / (1 + grad.square()).sqrt()
+    lengths = want.norm(dim=1, keepdim=True)
+    got, state = table.to(backend.device), torch.ones(6, 4, device=backend.device)
+    backend.module.update_rows(got, state, GradientTerms.none(got), 0.1, score, dense.to(backend.device))
+    torch.testing.assert_close(got.cpu(), want / (lengths if score == "cosine" else lengths.clamp(min=1)))
+
+
 SHARED = SharedNegatives(2, int32(*range(21)).view(-1, 7)[:2], torch.zeros(3, 7, dtype=torch.bool))
 
 

@@ -10,6 +10,16 @@ BITS = 64  # entries in a word
 
 
 @intrinsic
+def leading_zeros(context, word):
+    """Count the zero bits above the highest one of a uint64."""
+
+    def build(context, builder, signature, args):
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), build
+
+
+@intrinsic
 def trailing_zeros(context, word):
     """Count the zero bits below the lowest one of an int64."""
 
@@ -104,15 +114,21 @@ def first_at_least(x, limit):
 
 
 @inline
+def write_ones(word, start, positions, count):
+    """Write `start` + i for each bit i of a word that is 1 to positions[count] and after; return the new count."""
+    while word != 0:
+        positions[count] = start + trailing_zeros(word)
+        count += 1
+        word &= word - 1
+    return count
+
+
+@inline
 def find_at_least(x, limit, positions):
     """Write the positions of the numbers that are at least `limit` to `positions`; return their number."""
     whole, count = x.size // BITS * BITS, 0
     for start in range(0, whole, BITS):
-        word = at_least(x, start, limit)
-        while word != 0:
-            positions[count] = start + trailing_zeros(word)
-            count += 1
-            word &= word - 1
+        count = write_ones(at_least(x, start, limit), start, positions, count)
     for j in range(whole, x.size):
         positions[count] = j
         count += x[j] >= limit
@@ -124,11 +140,7 @@ def find_true(x, positions):
     """Write the positions of the booleans that are true to `positions`; return their number."""
     whole, count = x.size // BITS * BITS, 0
     for start in range(0, whole, BITS):
-        word = true(x, start)
-        while word != 0:
-            positions[count] = start + trailing_zeros(word)
-            count += 1
-            word &= word - 1
+        count = write_ones(true(x, start), start, positions, count)
     for j in range(whole, x.size):
         if x[j]:
             positions[count] = j
@@ -144,11 +156,7 @@ def find_not_zero(x, excluded, positions):
     """
     whole, count = x.size // BITS * BITS, 0
     for start in range(0, whole, BITS):
-        word = not_zero(x, start) & ~true(excluded, start)
-        while word != 0:
-            positions[count] = start + trailing_zeros(word)
-            count += 1
-            word &= word - 1
+        count = write_ones(not_zero(x, start) & ~true(excluded, start), start, positions, count)
     for j in range(whole, x.size):
         if x[j] != 0 and not excluded[j]:
             positions[count] = j

@@ -35,7 +35,11 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def allocating(function: Callable[..., Any]) -> Any:
-    """Compile a function that may allocate arrays."""
+    """Compile a function that allocates arrays. It must not do arithmetic with floats.
+
+    It is not always inlined. A process that compiles it beside a kernel may run it as compiled by itself, and a process
+    that loads the kernel from the cache as compiled with the kernel, which may round differently.
+    """
     return _compile(function)
 
 
@@ -48,7 +52,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     The key of the cache contains every source file of the CPU kernels and of what all backends share.
     """
-    dispatcher = allocating(function)
+    dispatcher = _compile(function)
     use_cache(dispatcher, function, _SOURCES)
     return dispatcher
 
