@@ -31,6 +31,7 @@ from drm_triton.bench.quality import SETS
 from drm_triton.bench.record import RESULTS, Row, environment, time_in_turns
 from drm_triton.data.csr import CSR
 from drm_triton.data.split import random_keys
+from drm_triton.names import ObjectiveName
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, popularity_ranker
 from drm_triton.ranking.fold_in import fold_in, mean_direction
 
@@ -59,7 +60,7 @@ def history_and_relevant(held_out: CSR) -> tuple[CSR, CSR]:
     return history, relevant
 
 
-def measure(name: str, fold: int, objective: str, data: Path) -> Row:
+def measure(name: str, fold: int, objective: ObjectiveName, data: Path) -> Row:
     """Measure one fold: two trainings, five methods."""
     dataset = prepared(name, fold, data)
     new_users = np.flatnonzero(dataset.test.degrees())

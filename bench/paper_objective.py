@@ -59,7 +59,7 @@ def main() -> None:
     places = {name: quality.prepared(name, args.data) for name in sets}
     tasks = [{**task(options, name), "data": places[name]} for name in sets for options in settings]
     quality.run_all(tasks, args.workers, TRIALS)
-    rows = {
+    rows: dict[tuple[str, ...], list[tuple[tuple[Any, ...], Options]]] = {
         ("rho", "eta", "K", "weight", "epochs"): [
             ((s["rho"], s["eta"], s["k"], s.get("weight", "uniform"), list_options(s)["epochs"]), list_options(s))
             for s in LISTS

@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from drm_triton.names import ObjectiveName
+
 RESULTS = Path(__file__).parent / "results"
 
 
-def measure(path: str, objective: str, epochs: int, factors: int) -> None:
+def measure(path: str, objective: ObjectiveName, epochs: int, factors: int) -> None:
     """Train and evaluate in this process; print time and memory."""
     from drm_triton import DRM, Dataset
     from drm_triton.bench.record import environment
