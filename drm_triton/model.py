@@ -53,7 +53,7 @@ from drm_triton.training.loop import check_factors, initial_state, interactions_
 from drm_triton.training.preflight import warm_up, warn_if_unvalidated, warn_of_idle_options
 from drm_triton.training.run import Run, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
-from drm_triton.training.step import sharpness
+from drm_triton.training.step import smaller_steps
 from drm_triton.training.weights import require_weights
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
@@ -596,8 +596,7 @@ class DRM:
 
 def _check_finite(U: Tensor, V: Tensor, config: TrainConfig, where: str) -> None:
     if not (torch.isfinite(U).all() and torch.isfinite(V).all()):
-        advice = f"train again with a lower `lr` or a higher `{sharpness(config)}`"
-        raise InputError(f"{where}: the factors are not finite; {advice}")
+        raise InputError(f"{where}: the factors are not finite; train again with {smaller_steps(config)}")
 
 
 class _Best:

@@ -33,15 +33,17 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
             n_items = min(config.pool + n_lists * interactions // dataset.n_users, n_items)
         scores = user_blocks(n_lists, n_items)[0].stop * n_items
         batch = 4 * (scores + 3 * n_items * config.factors + 3 * n_lists * config.factors)
+        per_weight = 4
     else:
         n_lists = min(config.batch_in_force, interactions)
         shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
         batch = 4 * n_lists * (4 * n + 2 * config.factors + shared_sums)
-    per_weight = 0 if config.interaction_weights == "off" else 4 if config.negatives == "all" else 4 + 8  # with a key
+        per_weight = 4 + 8  # with a key
+    per_interaction = 4 + (0 if config.interaction_weights == "off" else per_weight)
     return {
         "factors": table,
         "adagrad state": table,
-        "interactions": (4 + per_weight) * interactions + 8 * (dataset.n_users + 1),
+        "interactions": per_interaction * interactions + 8 * (dataset.n_users + 1),
         "batch": batch,
     }
 

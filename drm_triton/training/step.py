@@ -112,12 +112,13 @@ def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> 
 
 def diverged(what: str, config: TrainConfig) -> DrmError:
     """Return the error for a training that cannot go on."""
-    return DrmError(f"{what} (`lr` {config.lr}); lower `lr` or raise `{sharpness(config)}` and start again")
+    return DrmError(f"{what} (`lr` {config.lr}); start again with {smaller_steps(config)}")
 
 
-def sharpness(config: TrainConfig) -> str:
-    """Return the option that makes large gradients smaller if it is raised."""
-    return "tau" if "drm" in config.objective else "temperature"
+def smaller_steps(config: TrainConfig) -> str:
+    """Return which options make steps smaller, for messages."""
+    raised = [name for name in ("temperature", "tau") if name not in config.idle()]
+    return " or ".join(["a lower `lr`", *(f"a higher `{name}`" for name in raised[:1])])
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:

@@ -52,14 +52,6 @@ class UserLosses(NamedTuple):
     losses: NDArray[np.float32]  # [B], out
 
 
-class CatalogueItems(NamedTuple):
-    """The items of a step."""
-
-    V: Tensor  # [N, d]
-    columns: Tensor  # [d, N], V^T in its own memory: faster to multiply by than the view
-    score: Score
-
-
 class PositiveBuffers(NamedTuple):
     """Buffers for one user."""
 
@@ -162,30 +154,31 @@ def catalogue_gradients(
     weights = view(name, "the weights of batch", given, (len(indices),), FLOAT32)
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
-    loss, user_grad, item_grad = torch.empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
+    loss, user_grad = torch.empty(len(u)), torch.empty_like(u)
+    item_grad = torch.zeros_like(V[:0] if fixed_items or len(u) else V)  # replaced by that of the first block
     parameters = catalogue_loss_parameters(objective, batch.pool, len(V))
     users = UserLosses(indptr, indices, weights, parameters, loss.numpy())
-    items = CatalogueItems(V, V.T.contiguous(), objective.score)
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
             S = u.new_empty(block.stop - block.start, len(V))
-            products = user_products(u[block], items, S, users, block.start)
+            products = user_products(u[block], V, S, users, block.start, objective.score)
             user_grad[block] = gradient_of_products(products, u[block], S, objective.score)
             if not fixed_items:
-                item_grad += gradient_of_products(item_products(u[block], V, S), V, S.T, objective.score)
+                of_items = gradient_of_products(item_products(u[block], V, S), V, S.T, objective.score)
+                item_grad = item_grad.add_(of_items) if block.start else of_items
     return CatalogueGradients(loss, user_grad, item_grad)
 
 
-def user_products(u: Tensor, items: CatalogueItems, S: Tensor, users: UserLosses, first_user: int) -> Tensor:
+def user_products(u: Tensor, V: Tensor, S: Tensor, users: UserLosses, first_user: int, score: Score) -> Tensor:
     """Compute the losses of the block u of users that begins with user `first_user` of the batch.
 
     S [B, N] becomes g = dL/dS. Returns its product g V.
     """
-    V, products = items.V, torch.empty_like(u)
+    products = torch.empty_like(u)
 
     def of_users(start: int) -> None:
         rows = slice(start, min(start + USERS_PER_TASK, len(u)))
-        scores_of_products(torch.mm(u[rows], items.columns, out=S[rows]), u[rows], V, items.score)
+        scores_of_products(torch.mm(u[rows], V.T, out=S[rows]), u[rows], V, score)
         softmax_of_users(first_user + rows.start, first_user + rows.stop, S[rows].numpy(), users)
         torch.mm(S[rows], V, out=products[rows])
 

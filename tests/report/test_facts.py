@@ -44,4 +44,4 @@ def test_defaults_that_follow_from_another_option_do_not_differ() -> None:
     assert different == {"objective": ["hinge+drm", "softmax"]}
     assert [equal[name] for name in ("score", "negatives", "batch_size")] == [["dot"], ["sampled"], ["2048"]]
     different, _ = options(TrainConfig(objective="hinge+drm", batch_size=64))
-    assert different["batch_size"] == ["64", "2048, or 256 with negatives all"]
+    assert different["batch_size"] == ["64", "2048, or 256 if negatives is all"]

@@ -186,7 +186,8 @@ def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
         if state.step == 4:
             state.V[:] = math.nan
 
-    with pytest.raises(DrmError, match=r"nan in epoch 1, step 5 \(`lr` 0\.2\); lower `lr` or raise `temperature`"):
+    message = r"nan in epoch 1, step 5 \(`lr` 0\.2\); start again with a lower `lr` or a higher `temperature`"
+    with pytest.raises(DrmError, match=message):
         train(state, config, data, fit, backend, on_batch=poison)
 
 

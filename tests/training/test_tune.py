@@ -157,7 +157,7 @@ def test_a_trial_that_diverges_is_recorded_and_the_study_goes_on(data: Dataset, 
     study = tune(data, tmp_path, 4, space=space, **TINY)
     failed = [record for record in lines(tmp_path) if record["status"] == "failed"]
     assert [record["lr"] for record in failed] == [3e38, 3e38]
-    assert "lower `lr` or raise `tau`" in failed[0]["error"]
+    assert "with a lower `lr` or a higher `tau`" in failed[0]["error"]
     assert {record["lr"] for record in study.ranked} == {0.1, 0.2}  # 0.2 is the default, trial 0
     assert math.isfinite(study.ranked[-1]["valid/ndcg@10"])
     with open(tmp_path / "trials.csv") as file:
