@@ -70,9 +70,12 @@ def main() -> None:
         "Validation NDCG@10 / Recall@50 of hinge+drm, dot scores, one seed.",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.paper_objective`.",
     ]
+    found = {quality.key(result): result for result in quality.finished(TRIALS)}
     for names, table in rows.items():
         lines += ["", "| " + " | ".join([*names, *sets]) + " |", "|---" * (len(names) + len(sets)) + "|"]
-        lines += ["| " + " | ".join([*map(str, values), *cells(options, sets)]) + " |" for values, options in table]
+        lines += [
+            "| " + " | ".join([*map(str, values), *cells(options, sets, found)]) + " |" for values, options in table
+        ]
     text = "\n".join(lines) + "\n"
     (quality.RESULTS / "paper_objective.md").write_text(text)
     print(text)
@@ -83,9 +86,8 @@ def task(options: Options, name: str) -> dict[str, Any]:
     return {"set": name, "model": "DRM", "on": "valid", "options": options, "seed": 0}
 
 
-def cells(options: Options, sets: list[str]) -> list[str]:
-    """Return the results of a setting."""
-    found = {quality.key(result): result for result in quality.finished(TRIALS)}
+def cells(options: Options, sets: list[str], found: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the results of a setting, of all that were found."""
     results = [found[quality.key(task(options, name))] for name in sets]
     return [" / ".join(f"{result[metric]:.4f}" for metric in METRICS) for result in results]
 

@@ -109,8 +109,10 @@ def _resolve(
 
 def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
     from drm_triton.training.preflight import memory_estimate
+    from drm_triton.training.weights import require_weights
 
     settings = settings.resolved()
+    require_weights(data.train, settings.interaction_weights)
     memory = memory_estimate(data, settings)
     sizes = {part: getattr(data, part).nnz for part in SPLIT_PARTS}
     statistics = {"users": data.n_users, "items": data.n_items, **sizes}

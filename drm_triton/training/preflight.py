@@ -14,15 +14,10 @@ from drm_triton.kernels.protocol import Backend
 from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
 from drm_triton.training.step import objective_of, take_step, training_plan
-from drm_triton.training.weights import require_weights
 
 
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
-    """Return the bytes that training holds: factors, Adagrad's state, interactions, and one batch of lists.
-
-    Raises InputError if the configuration needs weights that the data set does not have.
-    """
-    require_weights(dataset.train, config.interaction_weights)
+    """Return the bytes that training holds: factors, Adagrad's state, interactions, and one batch of lists."""
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     table = 4 * rows * config.factors
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
