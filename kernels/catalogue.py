@@ -29,9 +29,8 @@ from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Obje
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
-USERS_PER_TASK = (
-    32  # users of a product that one CPU thread computes; blocks have a multiple of them. 64 are not faster
-)
+# Users of a product that one CPU thread computes; blocks have a multiple of them. Products with 64 are not faster.
+USERS_PER_TASK = 32
 
 
 def user_blocks(n_users: int, n_items: int) -> list[slice]:
