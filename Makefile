@@ -8,7 +8,7 @@ WORKERS ?= auto
 OUTSIDE ?= /tmp/drm-triton-wheel
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-.PHONY: demo test test-wheel coverage lint docs setup clean
+.PHONY: demo test test-gpu-static test-wheel coverage lint docs setup clean
 
 demo: setup
 	rm -rf runs/demo
@@ -23,6 +23,12 @@ test: setup $(VENV)/.hnswlib
 	@{ $(LINT); } > $(VENV)/lint.log 2>&1 & lint=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
 	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests | lint))
+
+# Larger runs of the compiled GPU kernels, in the PTX emulator of bench/ptx, and their compilation for all GPUs. They
+# take minutes, and need no GPU.
+test-gpu-static: setup
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu_static -n $(WORKERS) --dist worksteal \
+		tests/kernels/gpu/emulator tests/kernels/gpu/test_compile.py
 
 # Measures which lines the tests run; the details are in htmlcov/index.html.
 coverage: setup

@@ -1,21 +1,13 @@
-"""Compile the Triton kernels for real GPUs, without one: registers, spills, memory, instructions, estimated times.
+"""Compile the Triton kernels for real GPUs, without one: registers, spills, shared memory, size of the code.
 
-Every kernel is compiled to machine code for A100 (sm_80), H100 (sm_90), B200 (sm_100) and MI300X (gfx942) over the
-paper's grid: rho 1..5 (n = 16 rho items), d 16..128, both scores, with the tile sizes that the launchers choose.
-results/gpu_static_triton37.* holds an earlier survey under Triton 3.7, which some GPU builds of torch depend on.
+The launches are those of the operations in `drm_triton/exercises.py`, with the tile sizes that the launchers choose.
+Every launch is compiled to machine code for each GPU in `gpus`. These are facts about the code. What the kernels
+execute is counted by `gpu_counts`, and no time is measured anywhere.
 
-Bytes per list of n items and d factors (float32 and int32), each counted once, as if nothing were cached:
-    sample      writes 4 (n + 1), with shared negatives eta more
-    gradients   reads  4 (n d + d + n + 1)          writes 4 (2 n + d + 4)
-    update      reads  4 (5 n + n d) + 8 d r        writes 8 d r       r = rows touched per list, n without repeats
-    merge       reads  4 (n + d + 1) + eta          writes 4 n + 4 eta (d + 2) / share; the update then has
-                                                    eta / share + rho terms per list instead of n
-    top-k       reads  4 d N / BLOCK_M per query, from the L2 cache unless V is larger
-Operations: gradients 4 n d (dot) or 7 n d (l2) + 12 n^2 + 20 n K.
+    python -m bench.gpu_static [--quick] [--arch 90]        prints a table, writes bench/results/gpu_static.{csv,json}
 
-    python -m drm_triton.bench.gpu_static [--quick]        prints a table, writes bench/results/gpu_static.{csv,json}
-
-Nothing here was measured on a GPU. Facts about the code are exact. Times are lower bounds (roofline).
+results/gpu_static_triton37.* holds the same with --quick --arch 90 under Triton 3.7, on which some GPU builds of torch
+depend.
 """
 
 import argparse
@@ -27,64 +19,46 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from drm_triton.bench.gpu_bytes import SHARE, traffic
+import torch
 
-RESULTS = Path(__file__).resolve().parent / "results"
-
-# Types of the pointer arguments that are not float32, by name. A name means the same in every kernel.
-POINTERS = {
-    **dict.fromkeys(["users_ptr", "items_ptr", "indices_ptr", "eligible_ptr", "seen_ptr", "shared_ptr"], "*i32"),
-    **dict.fromkeys(["sorted_keys_ptr", "sources_ptr", "rows_ptr", "keys_ptr"], "*i32"),
-    **dict.fromkeys(["first_list_ptr", "indptr_ptr", "order_ptr", "buffer_ptr"], "*i64"),
-    **dict.fromkeys(["mask_ptr", "inside_ptr", "replaced_ptr"], "*i1"),
-}
+from drm_triton.bench.gpus import GPUS, Gpu
+from drm_triton.bench.record import RESULTS, environment
+from drm_triton.exercises import OPERATIONS, Case, Inputs, distinct
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """Published peaks of a GPU, and the limits on the warps that a multiprocessor holds."""
+class Launch:
+    """A launch of a kernel that did not happen."""
 
-    name: str
-    backend: str
-    arch: int | str
-    warp: int
-    bandwidth: float  # bytes/s of HBM
-    flops: float  # float32, no tensor cores
-    processors: int  # multiprocessors or compute units, each issuing 4 warp instructions per cycle
-    clock: float  # Hz
-    shared: int  # bytes per multiprocessor
-    shared_block: int  # bytes one block may use
-    max_warps: int  # per multiprocessor
-    max_blocks: int
-
-
-GPUS = [
-    Gpu("A100 SXM 80GB", "cuda", 80, 32, 2.039e12, 19.5e12, 108, 1.41e9, 164 << 10, 163 << 10, 64, 32),
-    Gpu("H100 SXM", "cuda", 90, 32, 3.35e12, 66.9e12, 132, 1.83e9, 228 << 10, 227 << 10, 64, 32),
-    Gpu("B200", "cuda", 100, 32, 8.0e12, 75e12, 148, 1.85e9, 228 << 10, 227 << 10, 64, 32),
-    Gpu("MI300X", "hip", "gfx942", 64, 5.3e12, 163.4e12, 304, 2.1e9, 64 << 10, 64 << 10, 32, 32),
-]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kernel with one choice of compile-time values."""
-
-    operation: str
     kernel: Any
-    constants: dict[str, Any]  # constexpr values, num_warps and maxnreg, as the launcher passes them
-    multiples: tuple[str, ...] = ()  # integer arguments that are divisible by 16
-    labels: dict[str, Any] = field(default_factory=dict)
-    dtype: str = "fp32"
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Record the launches of kernels on tensors of the CPU instead of running them. TRITON_INTERPRET must be off."""
+    from triton.runtime.jit import JITFunction
+
+    launches: list[Launch] = []
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+        launches.append(Launch(kernel, arguments, options))
+
+    # Outputs have any values. So nothing may be asserted of them.
+    with mock.patch.object(JITFunction, "run", run), mock.patch.object(torch, "_assert_async"):
+        yield launches
 
 
 @dataclass
 class Code:
-    """Facts about the machine code of a case on a GPU."""
+    """Facts about the machine code of a launch on a GPU."""
 
     registers: int
     spilled: int  # bytes per thread in memory: stack and spilled registers
@@ -92,42 +66,42 @@ class Code:
     shared: int  # bytes per program
     warps: int  # warps resident per multiprocessor
     occupancy: float  # fraction of the most it can hold
-    instructions: int
+    instructions: int  # of the code, each once
     mix: dict[str, int]
+    num_warps: int  # of a program
     ttir: str = field(repr=False, default="")
 
 
-def compile_case(case: Case, gpu: Gpu) -> Code:
-    """Compile a case to machine code and read it. The process must not have TRITON_INTERPRET set."""
+def compiled_for(launch: Launch, gpu: Gpu) -> Any:
+    """Compile a launch for a GPU as Triton does there."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
 
-    constants = dict(case.constants)
-    options = {"num_warps": constants.pop("num_warps"), "enable_fp_fusion": True}
-    limit = constants.pop("maxnreg", None)
-    if limit is not None and gpu.backend == "cuda":
-        options["maxnreg"] = limit
-    signature, attributes = {}, {}
-    for i, parameter in enumerate(case.kernel.params):
-        name = parameter.name
-        if parameter.is_constexpr:
-            signature[name] = "constexpr"
-        elif name.endswith("_ptr"):
-            signature[name] = POINTERS.get(name, f"*{case.dtype}")
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name] = parameter.annotation_type
-            if name in case.multiples:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(case.kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget(gpu.backend, gpu.arch, gpu.warp), options=options)
+    from drm_triton.kernels.gpu.filter import filter_sizes
+
+    target, kernel = GPUTarget(gpu.backend, gpu.arch, gpu.warp), launch.kernel
+    backend = make_backend(target)
+    options = {name: value for name, value in launch.options.items() if name != "maxnreg" or gpu.backend == "cuda"}
+    if "FLOATS" in options and gpu.arch == 75:  # as `filter.estimate_groups` does there
+        options |= filter_sizes(options["D"], floats=True)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, _ = bind(*launch.arguments, **options)
+    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, None)
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=target, options=parsed.__dict__)
+
+
+def code_of(launch: Launch, gpu: Gpu) -> Code:
+    """Compile a launch to machine code and read it."""
+    compiled = compiled_for(launch, gpu)
     read = read_nvidia if gpu.backend == "cuda" else read_amd
     registers, spilled, parked, mix = read(compiled.asm)
     shared, block_warps = compiled.metadata.shared, compiled.metadata.num_warps
     warps = resident_warps(gpu, registers, shared, block_warps)
-    total = sum(mix.values())
-    return Code(registers, spilled, parked, shared, warps, warps / gpu.max_warps, total, mix, compiled.asm["ttir"])
+    occupancy, total, ttir = warps / gpu.max_warps, sum(mix.values()), compiled.asm["ttir"]
+    return Code(registers, spilled, parked, shared, warps, occupancy, total, mix, block_warps, ttir)
 
 
 def read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int, dict[str, int]]:
@@ -198,144 +172,65 @@ def resident_warps(gpu: Gpu, registers: int, shared: int, block_warps: int) -> i
     return min(by_registers, by_shared, gpu.max_blocks, gpu.max_warps // block_warps) * block_warps
 
 
-RHOS, FACTORS, SCORES = (1, 2, 3, 4, 5), (16, 32, 64, 128), ("dot", "l2")
-
-
-def cases(quick: bool = False) -> Iterator[Case]:
-    """Yield every kernel with the compile-time values of its launcher: over the paper's grid, or once each."""
-    from drm_triton.kernels.gpu import gradients, sampling, softsort, softsort_tiled, topk, update
-
-    yield Case("sample", sampling._shared_kernel, sampling.SHARED_SIZES, labels={"variant": "draws of groups"})
-    for variant in ("shared",) if quick else ("proportional", "uniform", "shared", "uniform shared"):
-        flags: dict[str, Any] = {"PROPORTIONAL": "uniform" not in variant, "SHARED": "shared" in variant}
-        yield Case("sample", sampling._sample_kernel, sampling.SAMPLE_SIZES | flags, labels={"variant": variant})
-
-    for score in SCORES:
-        L2 = {"L2": score == "l2"}
-        for d in (64,) if quick else FACTORS:
-            labels: dict[str, Any] = {"d": d, "score": score}
-            for rho in (5,) if quick and score == "dot" else () if quick else RHOS:
-                yield gradients_case(rho, d, score)
-            if score == "dot":  # merging does not depend on the score
-                groups = {"d": d, "variant": f"groups of {SHARE}"}
-                yield Case("update", update._merge_kernel, update.merge_sizes(d), ("d",), groups)
-            for merged, dense in updates(quick, score):
-                flags = L2 | {"SPHERE": False, "MERGED": merged, "DENSE": dense}
-                variant = " + ".join([f"groups of {SHARE}"] * merged + ["dense"] * dense)
-                sizes = update.update_sizes(d, merged)
-                yield Case("update", update._update_kernel, sizes | flags, ("d",), labels | {"variant": variant})
-            if not quick or score == "l2":
-                flags = L2 | {"SEEN": True}
-                multiples = ("d", "capacity", "items_per_split")
-                yield Case("top-k", topk._candidates_kernel, topk.TOP_K_SIZES | flags, multiples, labels)
-        if not quick or score == "l2":
-            for kernel in (gradients._scores_kernel, gradients._user_gradient_kernel):
-                yield Case("long gradients", kernel, gradients.LONG_SIZES | L2, ("d",), {"score": score})
-    finish = {"HINGE": True, "MSE": True, "SOFTMAX": True, "PSL": True, "BPR": True, **gradients.finish_sizes(1024)}
-    yield Case("long gradients", gradients._finish_kernel, finish, labels={"n": 1024})
-    yield gradients_case(3, 128, "l2", "ap", mse=True)
-    if not quick:
-        yield gradients_case(3, 64, "l2", drm=False)
-        yield gradients_case(3, 64, "l2", hinge=False)
-
-    for dtype in ("fp32",) if quick else ("fp32", "fp64"):
-        for mode in ("drm",) if quick else ("forward", "backward", "drm"):
-            for n in (128,) if quick else (48, 128):
-                labels = {"n": n, "variant": f"{mode} {dtype}"}
-                constants: dict[str, Any] = {**softsort.softsort_sizes(n, 5), "MODE": mode}
-                yield Case("soft top-k", softsort._lists_kernel, constants, ("n",), labels, dtype)
-        for backward in (True,) if quick else (False, True):
-            labels = {"variant": f"{'backward' if backward else 'forward'} {dtype}"}
-            for kernel, constants in (
-                (softsort_tiled._pairs_kernel, {**softsort_tiled.PAIRS_SIZES, "GRADIENT": backward}),
-                (softsort_tiled._ranks_kernel, {**softsort_tiled.RANKS_SIZES, "DOT": backward}),
-                (softsort_tiled._items_kernel, {**softsort_tiled.ITEMS_SIZES, "GRADIENT": backward}),
-            ):
-                yield Case("long soft top-k", kernel, constants, labels=labels, dtype=dtype)
-
-
-def updates(quick: bool, score: str) -> list[tuple[bool, bool]]:
-    """Return which (merged, dense) variants of `_update_kernel` to compile."""
+def cases(quick: bool = False) -> list[Case]:
+    """Return the sizes to compile for: so that each kernel is compiled once, or with one size varied at a time."""
     if quick:
-        return [(True, True)] if score == "l2" else [(False, False)]
-    return [(False, False), (True, False), (False, True), (True, True)]
+        return [Case(80, 128, "l2", 4), Case(46, 64, "dot"), Case(140, 64, "l2")]
+    sizes = [(18, 12), (46, 64), (80, 64), (140, 64), (46, 256)]
+    shared = [Case(n, d, score, 32, B=64) for n, d in sizes for score in ("dot", "l2")]
+    double = [Case(80, 64, "l2", 32, torch.float64, B=64), Case(140, 64, "l2", 1, torch.float64)]
+    return [*shared, Case(46, 64, "cosine"), Case(46, 128, "l2"), Case(1000, 64, "dot"), *double]
 
 
-def gradients_case(
-    rho: int, d: int, score: str, weight: str = "uniform", hinge: bool = True, drm: bool = True, mse: bool = False
-) -> Case:
-    """Return `_gradients_kernel` as `list_gradients` launches it, with n = 16 rho."""
-    from drm_triton.kernels.gpu import gradients
+def launches(quick: bool = False) -> dict[str, tuple[str, Case, Launch]]:
+    """Return the operation, the case and the launch of everything to compile, or one launch per operation and kernel.
 
-    sizes = gradients.gradients_sizes(16 * rho, d, rho)
-    flags = {
-        "L2": score == "l2",
-        "HINGE": hinge,
-        "DRM": drm,
-        "MSE": mse,
-        "SOFTMAX": False,
-        "PSL": False,
-        "BPR": False,
-        "AP": weight == "ap",
-    }
-    flags["RESIDENT"] = d <= sizes["BLOCK_D"]
-    losses = "+".join(name for name, on in (("hinge", hinge), ("drm", drm), ("mse", mse)) if on)
-    labels = {"n": 16 * rho, "d": d, "score": score, "variant": f"{losses} {weight}"}
-    return Case("gradients", gradients._gradients_kernel, {**flags, **sizes}, ("n", "d"), labels)
-
-
-def estimate(case: Case, code: Code, gpu: Gpu) -> dict[str, float]:
-    """Estimate operations and the least time of a million lists, or of one top-k run.
-
-    `issue` is the time to issue the instructions of the gradient kernel, one per cycle on each of 4 schedulers. The
-    roofline of bytes and operations does not include it. The body of a loop is counted once, so it is a lower bound.
+    `all_losses` launches what `list_gradients` does, with more code in the kernels.
     """
-    if case.operation == "top-k":  # all of SketchFab: 15.5K queries, 28.8K items
-        d = case.labels["d"]
-        query_blocks = 15_500 / case.constants["BLOCK_M"]
-        flops_s, bytes_s = 2 * d * 15_500 * 28_800 / gpu.flops, query_blocks * 4 * d * 28_800 / gpu.bandwidth
-        return {"bytes_s": round(bytes_s, 6), "flops_s": round(flops_s, 6)}
-    if case.operation != "gradients" or not case.constants["DRM"]:
-        return {}
-    n, d, rho = case.labels["n"], case.labels["d"], case.labels["n"] // 16
-    bytes_in, bytes_out = 4 * (n * d + d + n + 1), 4 * (2 * n + d + 4)
-    flops = (4 if case.labels["score"] == "dot" else 7) * n * d + 12 * n * n + 20 * n * rho
-    update = 4 * (5 * n + n * d) + 16 * d * n
-    seconds = {
-        "bytes_s": 1e6 * (bytes_in + bytes_out) / gpu.bandwidth,
-        "flops_s": 1e6 * flops / gpu.flops,
-        "issue_s": 1e6 * code.instructions * case.constants["num_warps"] / (4 * gpu.processors * gpu.clock),
-        "step_bytes_s": 1e6 * (bytes_in + bytes_out + update + 4 * (n + 1)) / gpu.bandwidth,
-    }
-    return {"flops": flops, **{key: round(value, 6) for key, value in seconds.items()}}
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from drm_triton.kernels import gpu
+
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    found: dict[str, tuple[str, Case, Launch]] = {}
+    for name, case in distinct(gpu, cases(quick)):
+        if quick and name == "list_gradients":
+            continue
+        with recorded() as made:
+            OPERATIONS[name](gpu, Inputs.of(case).to(torch.device("cpu"), case.dtype))
+        for launch in made:
+            bind = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
+            _, specialization, _ = bind(*launch.arguments, **launch.options)
+            options = sorted((key, value) for key, value in launch.options.items() if key in ("num_warps", "maxnreg"))
+            variant = name if quick else f"{specialization} {options}"
+            found.setdefault(f"{launch.kernel.__name__} {variant}", (name, case, launch))
+    return found
 
 
-def survey(quick: bool = False) -> list[dict[str, Any]]:
-    """Compile all cases for all GPUs and return one flat row each."""
+def survey(gpus: list[Gpu], quick: bool = False) -> list[dict[str, Any]]:
+    """Compile all launches for some GPUs and return one flat row each."""
     rows = []
-    for case in cases(quick):
-        for gpu in GPUS:
-            code = compile_case(case, gpu)
-            moved = traffic(case.operation, case.kernel.__name__, case.labels, case.constants)
+    for name, case, launch in launches(quick).values():
+        for gpu in gpus:
+            code = code_of(launch, gpu)
             row = {
-                "operation": case.operation,
-                "kernel": case.kernel.__name__,
-                **{key: case.labels.get(key, "") for key in ("n", "d", "score", "variant")},
+                "operation": name,
+                "kernel": launch.kernel.__name__,
+                **{key: getattr(case, key) for key in ("n", "d", "score", "share")},
+                "dtype": str(case.dtype).removeprefix("torch."),
                 "gpu": gpu.name,
                 "arch": str(gpu.arch),
-                "num_warps": case.constants["num_warps"],
                 **{key: value for key, value in asdict(code).items() if key not in ("mix", "ttir")},
                 "fits": code.spilled == 0 and code.shared <= gpu.shared_block,
                 **{f"code_{key}": code.mix.get(key, 0) for key in (*NVIDIA_GROUPS, "other")},
-                **({"least_bytes": moved[0], "requested_bytes": moved[1]} if moved else {}),
-                **estimate(case, code, gpu),
             }
             rows.append(row)
             print(
-                f"{row['kernel']:24} n={row['n']!s:4} d={row['d']!s:4} {row['score']:4} {row['variant']:20} "
-                f"{row['arch']:7} warps {row['num_warps']:2} regs {code.registers:3} spilled {code.spilled:4} "
-                f"shared {code.shared:6} occupancy {code.occupancy:4.0%} instructions {code.instructions:5}"
-                + (f" bytes {moved[0]:6} requested {moved[1] / moved[0]:.2f}x" if moved else ""),
+                f"{row['kernel']:24} n={case.n:<4} d={case.d:<3} {case.score:6} share {case.share:<2} {row['dtype']} "
+                f"{row['arch']:6} warps {code.num_warps:2} registers {code.registers:3} spilled {code.spilled:4} "
+                f"shared {code.shared:6} occupancy {code.occupancy:4.0%} instructions {code.instructions:5}",
                 flush=True,
             )
     return rows
@@ -343,46 +238,40 @@ def survey(quick: bool = False) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print and save the survey; return 1 if a kernel spills or needs too much shared memory."""
-    import torch
     import triton
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="compile every kernel once and write nothing")
+    parser.add_argument("--quick", action="store_true", help="compile one launch of each kernel per operation")
+    parser.add_argument("--arch", choices=[str(gpu.arch) for gpu in GPUS], help="compile for one GPU instead of all")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_static", help="path without suffix")
     options = parser.parse_args(arguments)
-    rows = survey(options.quick)
+    rows = survey([gpu for gpu in GPUS if options.arch in (None, str(gpu.arch))], options.quick)
     bad = [row for row in rows if not row["fits"]]
+    for row in bad:
+        print(f"does not fit: {row['kernel']} n={row['n']} d={row['d']} {row['dtype']} on {row['arch']}")
     print(f"triton {triton.__version__}, torch {torch.__version__}: {len(rows)} compilations, {len(bad)} do not fit")
-    print("\nEstimates for one million lists, hinge + drm, not measured; HBM bytes as if nothing were cached:")
-    for row in rows:
-        if row.get("issue_s") and row["variant"] == "hinge+drm uniform":
-            bound = max("bytes_s", "flops_s", "issue_s", key=lambda key: row[key])
-            print(
-                f"{row['gpu']:14} n={row['n']:3} d={row['d']:4} {row['score']:4} "
-                f"{row['least_bytes']:6} B/list at least, {row['requested_bytes'] / row['least_bytes']:.2f}x read; "
-                f"memory {row['bytes_s'] * 1e3:6.1f} ms, arithmetic {row['flops_s'] * 1e3:6.1f} ms, "
-                f"issue {row['issue_s'] * 1e3:6.1f} ms: bound by {bound[:-2]}; "
-                f"memory of the whole step {row['step_bytes_s'] * 1e3:6.1f} ms"
-            )
-        elif row["operation"] == "top-k" and row["score"] == "dot":
-            print(
-                f"{row['gpu']:14} top-k d={row['d']:4} of 15.5K queries over 28.8K items: product "
-                f"{row['flops_s'] * 1e3:6.2f} ms, V from HBM if not cached {row['bytes_s'] * 1e3:6.2f} ms"
-            )
-    if not options.quick:
-        write(options.out, rows, {"triton": triton.__version__, "torch": torch.__version__})
+    made = {key: value for key, value in environment().items() if key in ("date", "commit", "torch")}
+    write(options.out, rows, {**made, "triton": triton.__version__, "quick": options.quick})
     return 1 if bad else 0
 
 
-def write(path: Path, rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
-    """Save rows as CSV, and as JSON with versions and the assumed figures of the GPUs."""
+def write(path: Path, rows: list[dict[str, Any]], versions: dict[str, Any]) -> None:
+    """Save rows as CSV, and versions, the figures of the GPUs and a summary as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = list(dict.fromkeys(key for row in rows for key in row))
     with path.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields)
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    report = {**versions, "note": "times are estimates", "gpus": [asdict(gpu) for gpu in GPUS], "rows": rows}
+    summary = {
+        gpu.name: {
+            "arch": str(gpu.arch),
+            "compilations": sum(row["gpu"] == gpu.name for row in rows),
+            "do not fit": sum(row["gpu"] == gpu.name and not row["fits"] for row in rows),
+        }
+        for gpu in GPUS
+        if any(row["gpu"] == gpu.name for row in rows)
+    }
+    report = {**versions, "summary": summary, "gpus": [asdict(gpu) for gpu in GPUS]}
     path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
 
 

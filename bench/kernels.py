@@ -42,8 +42,10 @@ from drm_triton.bench.kernels_report import plot, show
 from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
 from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
+from drm_triton.exercises import Case
 from drm_triton.functional import drm_loss, soft_topk
-from drm_triton.kernels import cpu, reference
+from drm_triton.issue_file import NAME, add_section
+from drm_triton.kernels import cpu, reference, why_no_gpu
 from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
@@ -82,6 +84,9 @@ class Sizes:
     def n(self) -> int:
         """Items in a list."""
         return self.rho + self.eta
+
+
+DEFAULT_SIZES = Sizes()
 
 
 def backend_and_device() -> tuple[Backend, str]:
@@ -135,7 +140,7 @@ def query_block() -> int:
     """Return the number of queries that share one read of an item."""
     if not torch.cuda.is_available():
         return QUERY_BLOCK
-    from drm_triton.kernels.gpu.topk import BLOCK_M
+    from drm_triton.kernels.gpu.filter import BLOCK_M
 
     return BLOCK_M
 
@@ -426,7 +431,7 @@ def run(
     only: list[str] | None = None,
     quick: bool = False,
     folder: Path = RESULTS,
-    size: Sizes = Sizes(),  # noqa: B008
+    size: Sizes = DEFAULT_SIZES,
 ) -> list[Row]:
     """Run sections of the benchmark, and print and save the results."""
     unknown = sorted(set(only or ()) - set(SECTIONS))
@@ -437,10 +442,27 @@ def run(
         if only is None or name in only:
             rows += section(size, quick)
     show(rows)
-    save("kernels", environment(), rows, folder)
+    header = environment()
+    save("kernels", header, rows, folder)
     pictures = plot(rows, folder)
     print(f"written to {folder}: kernels.csv, kernels.json" + "".join(f", {name}" for name in pictures))
+    if backend_and_device()[1] != "cpu":
+        add_section(Path(NAME), "bench", {"environment": header, "rows": rows})
+        print(f"The results are also in {NAME}. Please attach it to an issue about this GPU.")
     return rows
+
+
+def run_tuning(size: Sizes) -> None:
+    """Choose launch options of the GPU kernels for these sizes, and store them."""
+    reason = why_no_gpu()
+    if reason is not None:
+        raise InputError(f"bench kernels: `tune` needs a GPU: {reason}")
+    from drm_triton.bench.tuning import tune
+
+    backend, device = backend_and_device()
+    users, items = min(size.users, 4096), min(size.items, 8192)
+    case = Case(size.n, size.factors, "dot", TrainConfig.share, torch.float32, size.batch, users, items, size.rho)
+    tune(backend, torch.device(device), case)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ Long lists: lists per second with 1,000 negatives, compared with 45, on a model 
 DRM have a gradient at a few dozen items of a list, so the work is that of the scores, 2 n d operations, a few passes
 over them, and the update of the rows with a gradient. The limit is the product of the scores alone, group by group.
 
+The default objective compares each positive with the whole catalogue. A step on B users is three products of
+2 B N d operations, which are its limit, and two passes over the scores.
+
 Evaluation: find the 50 best unseen items of all users and compute the metrics, compared with ranking_metrics_at_k of
 implicit. `bench.kernels` measures the ranking alone.
 """
@@ -42,17 +45,18 @@ from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_tur
 from drm_triton.data.dataset import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
+from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.cpu.losses import score_items
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.loop import initial_state
-from drm_triton.training.step import list_plan, objective_of, take_step
+from drm_triton.training.step import catalogue_step, list_plan, objective_of, take_step, training_plan
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
-LONG_ETA, LONG_BATCH = 1000, 4096
+LONG_ETA, LONG_BATCH, LONG_SHARE = 1000, 4096, 256
 EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
 BUFFALO_EPOCHS = 5  # timed epochs
 
@@ -191,7 +195,8 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
     backend, device = get_backend("cpu"), torch.device("cpu")
     config = TrainConfig(factors=factors, objective="hinge+drm")
     long_config = dataclasses.replace(config, eta=LONG_ETA, batch_size=LONG_BATCH)
-    plan, long_plan = (list_plan(c, train, device) for c in (config, long_config))
+    wide_config = dataclasses.replace(long_config, share=LONG_SHARE)
+    plan, long_plan, wide_plan = (list_plan(c, train, device) for c in (config, long_config, wide_config))
     state, objective = initial_state(config, train, device), objective_of(config, train.shape[1])
     while state.position < plan.n_lists:
         stop = min(state.position + config.batch_in_force, plan.n_lists)
@@ -207,6 +212,7 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
         {
             "45": baselines.backend_step(backend, plan, state.U, state.V, objective, BATCH),
             "long": baselines.backend_step(backend, long_plan, state.U, state.V, objective, LONG_BATCH),
+            "wide": baselines.backend_step(backend, wide_plan, state.U, state.V, objective, LONG_BATCH),
             "floor": product,
         },
         seconds=15,
@@ -214,10 +220,42 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
     rates = {
         f"{config.eta_in_force} negatives": BATCH / times["45"],
         f"{LONG_ETA} negatives": LONG_BATCH / times["long"],
+        f"{LONG_ETA} negatives, share {LONG_SHARE}": LONG_BATCH / times["wide"],
         f"{LONG_ETA} negatives, limit: the product of the scores alone": LONG_BATCH / times["floor"],
     }
     first = next(iter(rates.values()))
     return [{"lists": name, "lists_per_second": rate, "of_45_negatives": rate / first} for name, rate in rates.items()]
+
+
+def whole_catalogue(train: CSR, factors: int) -> list[Row]:
+    """Measure positives per second of the default objective, and of the three products of its step alone."""
+    backend, device = get_backend("cpu"), torch.device("cpu")
+    config = TrainConfig(factors=factors)
+    state, objective = initial_state(config, train, device), objective_of(config, train.shape[1])
+    plan = training_plan(config, train, device)
+    assert isinstance(plan, CataloguePlan)
+    batch = plan.batch(0, 0, config.batch_in_force)
+    u, V = state.U[batch.users.long()].clone(), state.V.clone()
+
+    def products() -> None:
+        S = u @ V.T
+        torch.mm(S, V)
+        torch.mm(S.T, u)
+
+    times = time_in_turns(
+        {
+            "softmax over the whole catalogue (default)": lambda: catalogue_step(
+                state, batch, config, objective, backend, config.lr
+            ),
+            "limit: its three products alone": products,
+        },
+        seconds=10,
+    )
+    positives, first = len(batch.indices), next(iter(times.values()))
+    return [
+        {"trainer": name, "positives_per_second": positives / seconds, "ours_times": seconds / first}
+        for name, seconds in times.items()
+    ]
 
 
 def evaluation(data: Dataset, factors: int) -> list[Row]:
@@ -266,6 +304,10 @@ def main() -> None:
         rows.append(row)
         line = f"{row['lists']:<60}{row['lists_per_second']:>12,.0f} lists/s"
         print(f"  {line}, {row['of_45_negatives']:.2f} of those with 45 negatives", flush=True)
+    for row in whole_catalogue(train, args.factors):
+        rows.append(row)
+        line = f"{row['trainer']:<45}{row['positives_per_second']:>12,.0f} positives/s"
+        print(f"  {line}, ours {row['ours_times']:.2f} times", flush=True)
     for row in evaluation(data, args.factors):
         rows.append(row)
         print(f"  {row['evaluation']:<30}{row['users_per_second']:>12,.0f} users/s, ours {row['ours_times']:.2f} times")

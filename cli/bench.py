@@ -29,6 +29,12 @@ def kernels(
     eta: Annotated[int, typer.Option(help="Number of negatives in a list.")] = 45,
     factors: Annotated[int, typer.Option(help="Length of the vectors, d.")] = 64,
     batch: Annotated[int, typer.Option(help="Number of lists in a training step. Must be a multiple of 32.")] = 4096,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Instead, choose launch options for these sizes on this GPU and store them for later runs."
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(help="Directory for kernels.csv, kernels.json and plots.")] = Path(
         "bench-results"
     ),
@@ -40,7 +46,13 @@ def kernels(
       drm-triton bench kernels --quick --only drm,topk
 
       drm-triton bench kernels --factors 128 --out bench-results
-    """
-    from drm_triton.bench.kernels import Sizes, run
 
-    run(only.split(",") if only else None, quick, out, Sizes(users, items, rho, eta, factors, batch))
+      drm-triton bench kernels --tune --factors 128    # on a GPU
+    """
+    from drm_triton.bench.kernels import Sizes, run, run_tuning
+
+    sizes = Sizes(users, items, rho, eta, factors, batch)
+    if tune:
+        run_tuning(sizes)
+        return
+    run(only.split(",") if only else None, quick, out, sizes)

@@ -1,12 +1,23 @@
 """`drm-triton doctor`: check the installation."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from drm_triton.issue_file import NAME
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Check values and speed of the default backend over many sizes, in minutes.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="With --deep: file for the findings, without personal data, to send with an issue.")
+    ] = Path(NAME),
+) -> None:
     """Check the installation: print versions, processor, GPU and memory, and test each backend in seconds.
 
     The exit code is 1 if the default backend fails its test.
@@ -18,13 +29,23 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
       TRITON_INTERPRET=1 drm-triton doctor    # test the Triton kernels without a GPU
 
       drm-triton doctor --json > doctor.json
+
+      drm-triton doctor --deep    # the first run on a GPU
     """
+    from drm_triton.atomic import check_file
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.doctor import examine
+    from drm_triton.issue_file import add_section
 
+    if deep:
+        check_file(out, "give another file with `out`")
     with FlagReporter(quiet=as_json).step("check the installation (the first time compiles kernels)"):
-        report = examine()
+        report = examine(deep)
     print(json.dumps(report, ensure_ascii=False) if as_json else format_report(report))
+    if deep:
+        add_section(out, "doctor", {key: value for key, value in report.items() if key != "data"})
+        if not as_json:
+            print(f"The findings are in {out}. Please attach it to an issue about this machine.")
     if not report["ok"]:
         raise typer.Exit(1)
 
@@ -38,9 +59,11 @@ def format_report(report: dict[str, Any]) -> str:
         "Backends": _backends(report),
         "Extras": _extras(report["extras"]),
     }
+    if "deep" in report:
+        sections["Deep check"] = _deep(report)
     lines = []
     for title, rows in sections.items():
-        lines += [title, *(f"  {name:<14}{value}" for name, value in rows), ""]
+        lines += [title, *(f"  {name:<13} {value}" for name, value in rows), ""]
     return "\n".join([*lines, _verdict(report)])
 
 
@@ -112,12 +135,36 @@ def _extras(extras: dict[str, bool]) -> Rows:
     ]
 
 
+def _deep(report: dict[str, Any]) -> Rows:
+    deep = report["deep"]
+    if not deep.get("checks"):
+        return [("problem", text) for text in deep["problems"]]
+    rows = [("backend", f"{deep['backend']} ({deep['place']})")]
+    if report["gpu"]["reason"]:
+        rows.append(("no GPU", f"{report['gpu']['reason']}. So this says nothing about a GPU."))
+    repeatable = sum(row["repeatable"] for row in deep["checks"])
+    rows.append(("values", f"{len(deep['checks'])} checks, {repeatable} with the same bits twice"))
+    for dtype, difference in deep["largest_difference"].items():
+        if difference is not None:
+            rows.append((dtype, f"within {difference:.0e} of the float64 reference"))
+    machine = deep["machine"]
+    if machine:
+        rows.append(("launch", f"{machine['launch_us']:.1f} us, torch {machine['torch_launch_us']:.1f} us"))
+        rows.append(("bandwidth", f"{machine['bandwidth_gb_s']:.0f} GB/s"))
+    for row in deep["times"]:
+        times = f"{row['ns_per_list']:.0f} ns a list, {row['times_floor']:.1f} times the floor"
+        rows.append((row["operation"], f"{row['case']}: {times}"))
+    rows += deep["sanitizer"].items()
+    return rows + [("PROBLEM", text) for text in deep["problems"]]
+
+
 def _verdict(report: dict[str, Any]) -> str:
     chosen, by = report["backend"]["chosen"], report["backend"]["by"]
     if not chosen:
         return "No backend can run on this machine. The lines above say why."
     if not report["ok"]:
-        return f"Backend {chosen} (chosen by {by}) FAILS its self-test."
+        failed = "deep check" if report["backends"][chosen]["status"] == "ok" else "self-test"
+        return f"Backend {chosen} (chosen by {by}) FAILS its {failed}."
     return f"Backend {chosen} (chosen by {by}) works."
 
 

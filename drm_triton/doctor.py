@@ -7,6 +7,7 @@ because a wheel was built for another processor, the report contains this as one
 import dataclasses
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -30,11 +31,16 @@ if TYPE_CHECKING:
 
 EXTRAS = {"faiss": ("faiss",), "hnswlib": ("hnswlib",), "serve": ("fastapi", "uvicorn")}
 TIMEOUT = 300  # seconds for one child process, which may have to compile the CPU kernels
+FINE = ("no error", "not installed")  # what `deep.sanitize` says of a tool that found nothing
 TOLERANCE = 1e-4  # for float32 factors and scores of magnitude 1 against float64
 
 
-def examine() -> dict[str, Any]:
-    """Return the whole report. `ok` is True if the backend that runs by default passes its self-test."""
+def examine(deep: bool = False) -> dict[str, Any]:
+    """Return the whole report. `ok` is True if the backend that runs by default passes its self-test.
+
+    With `deep`, the report contains the deep check of the GPU backend if it can run, and of the default otherwise. `ok`
+    is False if that check fails.
+    """
     found = _run_child("inspect", "")
     chosen, why_not = found.get("chosen"), found.get("why_not", {})
     backends = {}
@@ -42,7 +48,7 @@ def examine() -> dict[str, Any]:
         backends[name] = {"status": "not usable", "reason": reason} if reason else _run_child("self_test", name)
         if name == "triton" and reason and reason == found.get("no_gpu"):
             backends[name]["reason"] += "; with TRITON_INTERPRET=1 the self-test runs in Triton's interpreter"
-    return {
+    report = {
         "drm_triton": {"version": __version__, "path": str(Path(__file__).parent)},
         "python": {"version": platform.python_version(), "path": sys.executable},
         "packages": {name: {"version": v, "error": _import_error(name, found)} for name, v in versions().items()},
@@ -65,29 +71,66 @@ def examine() -> dict[str, Any]:
         "extras": {extra: all(importlib.util.find_spec(name) for name in names) for extra, names in EXTRAS.items()},
         "ok": backends.get(chosen, {}).get("status") == "ok",
     }
+    if deep:
+        # Triton's interpreter is never the default, but who switches it on wants it to be tested.
+        name = "triton" if why_not.get("triton", "absent") is None else chosen
+        report["deep"] = _examine_deeply(name) if name else {"problems": ["no backend can run"]}
+        report["ok"] = report["ok"] and not report["deep"]["problems"]
+    return report
+
+
+def _examine_deeply(name: str) -> dict[str, Any]:
+    """Return the findings of `deep` about a backend. What it found before a crash is part of them."""
+    found = _run_child("deep", name, timeout=None)
+    rows = [row for row in found.values() if isinstance(row, dict)]
+    checks, times = ([row for row in rows if key in row] for key in ("difference", "ns_per_list"))
+    problems = [row["problem"] for row in checks if row["problem"]]
+    if found.get("status") == "failed":
+        last = f" after {checks[-1]['operation']} ({checks[-1]['case']})" if checks else ""
+        problems.append(f"the check ended{last}: {found['reason']}")
+    sanitizer = found.get("sanitizer", {})
+    problems += [f"compute-sanitizer, {tool}: {text}" for tool, text in sanitizer.items() if text not in FINE]
+    return {
+        "backend": name,
+        "place": found.get("place"),
+        "problems": problems,
+        "checks": checks,
+        "largest_difference": {
+            dtype: max((row["difference"] for row in checks if row["case"].endswith(dtype)), default=None)
+            for dtype in ("float32", "float64")
+        },
+        "machine": next((row for row in rows if "bandwidth_gb_s" in row), None),
+        "times": times,
+        "sanitizer": sanitizer,
+    }
 
 
 # -- in a child process ------------------------------------------------------------------------------------------------
 
 
-def _run_child(task: str, argument: str) -> dict[str, Any]:
+def _run_child(task: str, argument: str, timeout: float | None = TIMEOUT) -> dict[str, Any]:
     """Run `_child` in a new process and return its findings.
 
     If the process fails, the result contains the findings up to then, a status and the reason.
     """
-    command = [sys.executable, "-c", CHILD, json.dumps(sys.path), task, argument]
+    command = _command(task, argument)
     found: dict[str, Any] = {}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
         output, reason = done.stdout, _exit_reason(done.returncode, done.stderr)
     except subprocess.TimeoutExpired as error:
-        output, reason = (error.stdout or b"").decode(errors="replace"), f"no result after {TIMEOUT} s"
+        output, reason = (error.stdout or b"").decode(errors="replace"), f"no result after {timeout} s"
     except OSError as error:
         output, reason = "", f"cannot start a process: {error}"
     for line in output.splitlines():
         if line.startswith(PREFIX):
             found |= json.loads(line.removeprefix(PREFIX))
     return found if reason is None else found | {"status": "failed", "reason": reason}
+
+
+def _command(task: str, argument: str) -> list[str]:
+    """Return the command that runs `_child` in a new process."""
+    return [sys.executable, "-c", CHILD, json.dumps(sys.path), task, argument]
 
 
 # The child gets the search path of this process, so it finds the same packages in any working directory.
@@ -108,6 +151,8 @@ def _child(task: str, argument: str) -> None:
 
     if task == "inspect":
         _inspect(emit)
+    elif task == "deep":
+        _deep(argument, emit)
     else:
         emit(**self_test(argument))
 
@@ -158,8 +203,37 @@ def _gpus() -> list[dict[str, Any]]:
     return found
 
 
+def _deep(name: str, emit: Callable[..., None]) -> None:
+    """Run the deep check of a backend. Findings have numbers as names."""
+    from drm_triton import deep
+    from drm_triton.exercises import SMALL
+    from drm_triton.kernels import get_backend
+
+    backend, (device, place) = get_backend(name), _place(name)
+    emit(place=place)
+    interpreted = name == "triton" and device.type == "cpu"
+    rows = deep.check(backend, device, SMALL if interpreted else deep.CASES)
+    if not interpreted:
+        rows = itertools.chain(rows, deep.measure(backend, device, deep.TIMED))
+    for number, row in enumerate(rows):
+        emit(**{str(number): row})
+    if device.type == "cuda":
+        emit(sanitizer=deep.sanitize(_command("self_test", name)))
+
+
+def _place(name: str) -> "tuple[torch.device, str]":
+    """Return the device on which a backend runs here, and its name for a reader."""
+    import torch
+
+    if name == "triton" and torch.cuda.is_available():
+        return torch.device("cuda"), f"cuda, {torch.cuda.get_device_name()}"
+    return torch.device("cpu"), "Triton's interpreter" if name == "triton" else "cpu"
+
+
 def self_test(name: str) -> dict[str, Any]:
     """Train and rank on toy data with a backend in float32, and compare with the reference in float64.
+
+    Then run each operation (`exercises`), on a GPU with sizes for which the kernels have several warps.
 
     Returns
     -------
@@ -170,11 +244,11 @@ def self_test(name: str) -> dict[str, Any]:
     import torch
 
     from drm_triton.config import TrainConfig
+    from drm_triton.exercises import SEVERAL_WARPS, SMALL, exercise
     from drm_triton.kernels import get_backend, reference
 
     began = time.perf_counter()
-    backend = get_backend(name)
-    device = torch.device("cuda" if name == "triton" and torch.cuda.is_available() else "cpu")
+    backend, (device, place) = get_backend(name), _place(name)
     difference, same_lists = 0.0, True
     default = TrainConfig(factors=FACTORS, batch_size=BATCH)
     sampled = dataclasses.replace(default, objective="hinge+drm", eta=ETA, share=SHARE)
@@ -188,13 +262,15 @@ def self_test(name: str) -> dict[str, Any]:
         ranked = table.gather(1, items.long())
         for ours, true in ((factors, true_factors), (scores, true_scores), (ranked, true_scores)):
             difference = max(difference, (ours.double() - true).abs().max().nan_to_num(float("inf")).item())
-    place = "Triton's interpreter" if name == "triton" and device.type == "cpu" else device.type
+    findings = list(exercise(backend, device, SEVERAL_WARPS if device.type == "cuda" else SMALL))
+    difference = max([difference, *(finding.difference for finding in findings)])
     found = {"difference": difference, "seconds": time.perf_counter() - began, "place": place}
+    problems = [finding.problem for finding in findings if finding.problem]
     if not same_lists:
-        return {"status": "failed", "reason": "its lists differ from those of the reference", **found}
+        problems.insert(0, "its lists differ from those of the reference")
     if difference > TOLERANCE:
-        return {"status": "failed", "reason": f"its results differ from the reference by {difference:.1e}", **found}
-    return {"status": "ok", **found}
+        problems.append(f"its results differ from the reference by {difference:.1e}")
+    return {"status": "failed", "reason": problems[0], **found} if problems else {"status": "ok", **found}
 
 
 # Small, because Triton's interpreter is slow.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     _CHECKED: tuple[Backend, ...] = (reference, cpu, gpu)  # mypy compares the modules with the protocol
 
+LEAST_CAPABILITY = (7, 5)  # the oldest NVIDIA GPU for which the kernels are compiled in the tests
+
 BACKENDS = {
     "reference": "drm_triton.kernels.reference",
     "triton": "drm_triton.kernels.gpu",
@@ -132,6 +134,7 @@ def why_no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no GPU; check the driver (nvidia-smi or rocm-smi) and CUDA_VISIBLE_DEVICES"
     capability = torch.cuda.get_device_capability()
-    if torch.version.hip is None and capability < (7, 0):
-        return f"Triton needs a GPU of compute capability 7.0 or newer, this one has {capability[0]}.{capability[1]}"
+    if torch.version.hip is None and capability < LEAST_CAPABILITY:
+        needed, found = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, capability))
+        return f"the kernels need a GPU of compute capability {needed} or newer, this one has {found}"
     return None

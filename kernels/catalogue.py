@@ -105,15 +105,20 @@ def catalogue_gradients(
     check_catalogue(U, V, batch, objective)
     u = U[batch.users.long()]
     loss, user_grad, item_grad = U.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
-    user_of = torch.repeat_interleave(torch.arange(len(u), device=u.device), batch.indptr.diff())
+    every, items = torch.arange(len(u), device=u.device), batch.indices.long()
+    user_of = torch.repeat_interleave(every, batch.indptr.diff(), output_size=len(items))
+    given = torch.ones_like(items, dtype=u.dtype) if batch.weights is None else batch.weights
     for block in user_blocks(len(u), len(V)):
         s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
-        low, high = batch.indptr[block.start], batch.indptr[block.stop]
-        entries = user_of[low:high] - block.start, batch.indices[low:high].long()
-        positive = torch.zeros_like(s, dtype=torch.bool)
-        positive[entries] = True
-        weights = torch.zeros_like(s)
-        weights[entries] = 1.0 if batch.weights is None else batch.weights[low:high]
+        # The positives of other blocks go to a row that is cut off. To leave them out, the host would have to know
+        # where this block begins and ends in `indices`, and would wait for the device.
+        size = len(s)
+        row = torch.where((user_of >= block.start) & (user_of < block.stop), user_of - block.start, size)
+        positive = torch.zeros(size + 1, len(V), dtype=torch.bool, device=s.device)
+        positive[row, items] = True
+        weights = s.new_zeros(size + 1, len(V))
+        weights[row, items] = given
+        positive, weights = positive[:size], weights[:size]
         loss[block], g = torch_softmax_of_users(s, positive, weights, objective, batch.pool)
         user_grad[block] = gradient_of_products(g @ V, u[block], g, objective.score)
         if not fixed_items:
@@ -126,20 +131,29 @@ class CataloguePlan:
 
     Parameters
     ----------
-    indptr : int64 [M + 1]
-    indices : int32 [nnz], strictly ascending within a row
-        The training interactions. A user without interactions, or with all items, is left out.
+    indptr : int64 [M + 1], on the CPU
+    indices : int32 [nnz], on the CPU, strictly ascending within a row
+        The training interactions. A user without interactions, or with all items, is left out. A batch has as many
+        positives as its users have, and the host has to know this number. So batches are put together on the CPU.
     pool : number of negatives that are drawn for a step
         A catalogue of up to twice as many items is used as a whole.
     weights : float32 [nnz], optional
         Weight of each interaction in the loss.
+    device : of the batches
     """
 
     def __init__(
-        self, indptr: Tensor, indices: Tensor, n_items: int, seed: int, pool: int, weights: Tensor | None = None
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        n_items: int,
+        seed: int,
+        pool: int,
+        weights: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.indptr, self.indices, self.n_items, self.seed, self.pool = indptr, indices, n_items, seed, pool
-        self.weights = weights
+        self.weights, self.device = weights, device or torch.device("cpu")
         self._order: tuple[int, Tensor] | None = None
         if self.n_lists == 0:
             raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
@@ -159,7 +173,7 @@ class CataloguePlan:
         """Return the users of an epoch in their order."""
         if self._order is None or self._order[0] != epoch:
             drawn = torch.from_numpy(self._stream(epoch, 0).permutation(self.n_lists))
-            self._order = epoch, self.eligible_users[drawn.to(self.indptr.device)]
+            self._order = epoch, self.eligible_users[drawn]
         return self._order[1]
 
     def batch(self, epoch: int, start: int, stop: int) -> CatalogueBatch:
@@ -169,24 +183,23 @@ class CataloguePlan:
         degree = self.indptr[users.long() + 1] - begin
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         positions = torch.repeat_interleave(begin - indptr[:-1], degree)
-        positions += torch.arange(len(positions), device=positions.device)
+        positions += torch.arange(len(positions))
         weights = None if self.weights is None else self.weights[positions]
         batch = CatalogueBatch(users, indptr, self.indices[positions], weights)
         if needs_pool(self.n_items, self.pool):
-            return self._pooled(batch, self._stream(epoch, start + 1))
-        return batch
+            batch = self._pooled(batch, self._stream(epoch, start + 1))
+        return batch.to(self.device)
 
     def _pooled(self, batch: CatalogueBatch, stream: np.random.Generator) -> CatalogueBatch:
         """Draw a pool, and let the positives refer to its items."""
-        device = self.indptr.device
-        drawn = torch.from_numpy(stream.choice(self.n_items, self.pool, replace=False, shuffle=False)).to(device)
-        place = torch.full((self.n_items,), -1, dtype=torch.int64, device=device)  # of each item in the pool
-        place[drawn] = torch.arange(self.pool, device=device)
+        drawn = torch.from_numpy(stream.choice(self.n_items, self.pool, replace=False, shuffle=False))
+        place = torch.full((self.n_items,), -1, dtype=torch.int64)  # of each item in the pool
+        place[drawn] = torch.arange(self.pool)
         others = batch.indices[place[batch.indices.long()] < 0].unique().long()
-        place[others] = torch.arange(self.pool, self.pool + len(others), device=device)
+        place[others] = torch.arange(self.pool, self.pool + len(others))
         items = torch.cat([drawn, others])
         # Ascending within a user, as every batch is.
-        user = torch.repeat_interleave(torch.arange(len(batch.users), device=device), batch.indptr.diff())
+        user = torch.repeat_interleave(torch.arange(len(batch.users)), batch.indptr.diff())
         columns, order = (user * len(items) + place[batch.indices.long()]).sort()
         return batch._replace(
             indices=(columns - user * len(items)).to(torch.int32),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.errors import InputError
+from drm_triton.kernels import devices
 from drm_triton.names import LOSSES, TAU_RANGE, Score
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def check_devices(function: str, **tensors: Tensor) -> None:
 
 def values_of(tensor: Tensor) -> Any:
     """Return a CPU tensor as a NumPy array, so that torch's threads do not compete with those of the kernels."""
-    return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor
+    return tensor.detach().numpy() if devices.on_host(tensor) else tensor
 
 
 def check_index(function: str, name: str, index: Tensor, size: int) -> None:
@@ -105,7 +106,7 @@ def check_index(function: str, name: str, index: Tensor, size: int) -> None:
     values = values_of(index)
     if index.numel() == 0:
         return
-    if index.device.type == "cpu":  # as unsigned numbers, negative ones are the largest: one pass is enough
+    if devices.on_host(index):  # as unsigned numbers, negative ones are the largest: one pass is enough
         outside = values.view(f"u{values.itemsize}").max() >= size
     else:
         outside = values.min() < 0 or values.max() >= size
@@ -115,7 +116,7 @@ def check_index(function: str, name: str, index: Tensor, size: int) -> None:
 
 def check_rows(function: str, of: str, indptr: Tensor, indices: Tensor, n_items: int) -> None:
     """Raise unless each row indices[indptr[i] : indptr[i + 1]] contains items below n_items, strictly ascending."""
-    library, ends = (np, values_of(indptr)) if indptr.device.type == "cpu" else (torch, indptr)
+    library, ends = (np, values_of(indptr)) if devices.on_host(indptr) else (torch, indptr)
     first, last = int(ends[0]), int(ends[-1])
     if not (first >= 0 and last <= len(indices) and bool((ends[1:] >= ends[:-1]).all())):
         raise InputError(f"{function}: the indptr{of} must ascend within [0, {len(indices)}], the length of indices")
@@ -197,7 +198,7 @@ def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Obje
     if batch.weights is not None:
         check_tensor(name, "the weights of batch", batch.weights, (len(batch.indices),), (U.dtype,))
         check_devices(name, U=U, weights=batch.weights)
-    if U.device.type == "cpu":
+    if devices.on_host(U):
         check_index(name, "users", batch.users, len(U))
         check_rows(name, " of batch", batch.indptr, batch.indices, len(V))
 
@@ -219,7 +220,7 @@ def check_update(
     table: Tensor,
     state: Tensor,
     terms: GradientTerms,
-    lr: float,
+    lr: float | Tensor,
     score: Score,
     dense: Tensor | None,
     values: bool = True,
@@ -228,8 +229,12 @@ def check_update(
     name = "update_rows"
     rows, coefficients, vectors, sources, shared = terms
     check_choice(name, "score", score, Score)
-    check_number(name, "lr", lr, 0)
     check_tensor(name, "table", table, (None, None), FLOATS)
+    if isinstance(lr, Tensor):
+        check_tensor(name, "lr", lr, (), (torch.float64,))
+        check_devices(name, table=table, lr=lr)
+    else:
+        check_number(name, "lr", lr, 0)
     check_tensor(name, "state", state, tuple(table.shape), (table.dtype,))
     check_tensor(name, "rows", rows, (None, None), INT32)
     check_tensor(name, "coefficients", coefficients, tuple(rows.shape), (table.dtype,))
@@ -274,7 +279,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 def largest_norm(function: str, label: str, factors: Tensor) -> float:
     """Return the norm of the longest row. Values that are not finite are an error."""
-    if factors.device.type == "cpu" and factors.numel() and factors.dtype == torch.float32:
+    if devices.on_host(factors) and factors.numel() and factors.dtype == torch.float32:
         rows = values_of(factors)
         norm = math.sqrt(np.einsum("ij,ij->i", rows, rows).max())
     else:
@@ -295,12 +300,20 @@ def check_items(V: Tensor, score: Score) -> float:
     return largest_norm("pack_items", "V", V)
 
 
-def check_top_k(queries: Tensor, items: PackedItems, k: int, seen: tuple[Tensor, Tensor] | None) -> None:
-    """Check the arguments of `top_k`, values too."""
+def check_top_k(
+    queries: Tensor, items: PackedItems, k: int, seen: tuple[Tensor, Tensor] | None, values: bool = True
+) -> None:
+    """Check the arguments of `top_k`; the values of queries and seen items only if `values`."""
     name, V = "top_k", items.V
     check_tensor(name, "queries", queries, (None, V.shape[1]), (V.dtype,))
     check_devices(name, queries=queries, items=V)
     check_integer(name, "k", k, 1)
+    if seen is not None:
+        check_tensor(name, "the indptr of seen", seen[0], (len(queries) + 1,), INT64)
+        check_tensor(name, "the indices of seen", seen[1], (None,), INT32)
+        check_devices(name, queries=queries, indptr=seen[0], indices=seen[1])
+    if not values:
+        return
     norm = largest_norm(name, "queries", queries)
     # No score, dot or l2, is larger than (|q| + |v|)^2.
     if not (norm + items.norm) ** 2 < torch.finfo(torch.float32).max:
@@ -309,10 +322,26 @@ def check_top_k(queries: Tensor, items: PackedItems, k: int, seen: tuple[Tensor,
             "scale them down"
         )
     if seen is not None:
-        check_tensor(name, "the indptr of seen", seen[0], (len(queries) + 1,), INT64)
-        check_tensor(name, "the indices of seen", seen[1], (None,), INT32)
-        check_devices(name, queries=queries, indptr=seen[0], indices=seen[1])
         check_rows(name, " of seen", *seen, len(V))
+
+
+def can_rank(queries: Tensor, items: PackedItems, seen: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return which queries pass the checks of values in `check_top_k`, without reading them: bool [m]."""
+    norm = torch.linalg.vector_norm(queries, dim=1).double()
+    valid: Tensor = (norm + items.norm).square() < torch.finfo(torch.float32).max  # not if NaN
+    return valid if seen is None else valid & rows_ascend(*seen, len(items.V))
+
+
+def rows_ascend(indptr: Tensor, indices: Tensor, n_items: int) -> Tensor:
+    """Return whether `check_rows` would pass, as a tensor: a bool that the host has not read."""
+    n = len(indices)
+    place = torch.arange(n, device=indices.device)
+    begins = torch.zeros(n + 1, dtype=torch.bool, device=indices.device)  # whether a row begins here
+    begins.index_fill_(0, indptr.clamp(0, n), True)
+    right = (indices >= 0) & (indices < n_items)
+    right[1:] &= (indices[1:] > indices[:-1]) | begins[1:n]
+    unused = (place < indptr[0]) | (place >= indptr[-1])
+    return (right | unused).all() & (indptr.diff() >= 0).all() & (indptr[0] >= 0) & (indptr[-1] <= n)
 
 
 def check_softsort(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> None:

@@ -24,9 +24,12 @@ from drm_triton.kernels.checks import (
     check_tau,
     check_tensor,
 )
+from drm_triton.kernels.devices import to_device
 from drm_triton.names import LOSSES, MAX_INT32, MAX_SEED, BackendName, Score, UserSampling, Weight
 
 ADAGRAD_EPS = 1e-10
+# T - log n of the active items of a list (docs/objective.md); n exp(-T) is below the rounding of one operation.
+FLOAT32_MARGIN, FLOAT64_MARGIN = 20.0, 40.0
 SeenItems = tuple[Tensor, Tensor]  # (indptr int64 [m + 1], indices int32): rows of a sparse matrix, see `Backend.top_k`
 
 
@@ -241,9 +244,20 @@ class CatalogueBatch(NamedTuple):
 
     users: Tensor  # int32 [B]
     indptr: Tensor  # int64 [B + 1]; the items of users[b] are indices[indptr[b] : indptr[b + 1]]
-    indices: Tensor  # int32, ascending within a user; rows of V, which holds the items of `pool` if there is one
+    indices: Tensor  # int32 [indptr[-1]], ascending within a user; rows of V, which holds the items of a pool
     weights: Tensor | None = None  # of the term of each positive in the loss, shaped like indices; None for all 1
     pool: Pool | None = None
+
+    def to(self, device: torch.device) -> "CatalogueBatch":
+        """Copy the batch to a device. The host does not wait for a GPU."""
+        users, indptr, indices, weights, pool = self
+        return CatalogueBatch(
+            to_device(users, device),
+            to_device(indptr, device),
+            to_device(indices, device),
+            None if weights is None else to_device(weights, device),
+            None if pool is None else pool._replace(items=to_device(pool.items, device)),
+        )
 
 
 class CatalogueGradients(NamedTuple):
@@ -340,7 +354,7 @@ class Backend(Protocol):
         table: Tensor,
         state: Tensor,
         terms: GradientTerms,
-        lr: float,
+        lr: float | Tensor,
         score: Score,
         dense: Tensor | None = None,
     ) -> None:
@@ -356,6 +370,8 @@ class Backend(Protocol):
         Parameters
         ----------
         table, state : [R, d] factors and Adagrad's sums of squared gradients
+        lr : a number, or a float64 tensor of one number on the device of the table, which the host does not read if
+            this is a GPU. A tensor that is NaN leaves table and state as they are.
         """
 
     def pack_items(self, V: Tensor, score: Score) -> PackedItems:
@@ -376,7 +392,8 @@ class Backend(Protocol):
         -------
         items : int32 [m, k]
         scores : [m, k]
-            Where fewer than k items remain, the item is -1 and the score -inf.
+            Where fewer than k items remain, the item is -1 and the score -inf. The values of tensors on a GPU are not
+            checked, because the host would wait for them: the scores are NaN where a check would have failed.
         """
 
     def soft_topk_forward(self, s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:

@@ -3,18 +3,19 @@
 See `protocol` for the contract and the symbols.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from drm_triton.kernels import alone
 from drm_triton.kernels.catalogue import catalogue_gradients as catalogue_gradients
 from drm_triton.kernels.checks import (
     check_items,
     check_lists,
     check_sample,
+    check_sample_users,
     check_softsort,
     check_top_k,
     check_update,
@@ -150,7 +151,15 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
 
 def sample_users(plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> ListBatch:
     """Draw the lists of each user as if the user were alone, at most `most` of a user."""
-    return alone.sample_users(sample_lists, plan, seeds, epoch, most)
+    check_sample_users(plan, seeds, epoch, most)
+    users, items = [plan.indices[:0]], [plan.indices.new_empty(0, plan.n)]
+    for user, seed in enumerate(seeds.tolist()):
+        row = plan.indices[plan.indptr[user] : plan.indptr[user + 1]]
+        if 0 < len(row) < plan.n_items:
+            alone = dataclasses.replace(plan, indptr=plan.indptr.new_tensor([0, len(row)]), indices=row, seed=seed)
+            items.append(sample_lists(alone, epoch, 0, min(alone.n_lists, most)).items)
+            users.append(row.new_full((len(items[-1]),), user))
+    return ListBatch(torch.cat(users), torch.cat(items))
 
 
 def negative_words(plan: ListPlan, epoch: int, ident: Tensor, first_block: int) -> Tensor:
@@ -302,12 +311,14 @@ def update_rows(
     table: Tensor,
     state: Tensor,
     terms: GradientTerms,
-    lr: float,
+    lr: float | Tensor,
     score: Score,
     dense: Tensor | None = None,
 ) -> None:
     """Take one Adagrad step and project onto the unit ball, in place: rows of `terms`, or all with `dense` [R, d]."""
     check_update(table, state, terms, lr, score, dense)
+    if math.isnan(lr):
+        return
     rows = terms.rows.flatten().long()
     x = terms.vectors[terms.sources.long()].repeat_interleave(terms.rows.shape[1], dim=0)
     if score == "l2":

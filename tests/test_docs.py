@@ -92,8 +92,8 @@ def check_bench_command(words: list[str]) -> None:
 
 
 def check_doctor(words: list[str]) -> None:
-    """Accept the command. tests/test_doctor.py runs it: it starts one Python process per backend."""
-    assert words == ["drm-triton", "doctor"]
+    """Check that the command has the options. It starts a Python process per backend; tests/test_doctor.py runs it."""
+    assert {word for word in words if word.startswith("--")} <= known_options()["drm-triton doctor"]
 
 
 served: dict[str, Any] = {}  # client of the service that the current page started

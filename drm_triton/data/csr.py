@@ -144,10 +144,13 @@ class CSR:
         """Return `indptr` and `indices` as torch tensors. On the CPU they share memory with the arrays."""
         import torch
 
+        from drm_triton.kernels.devices import to_device
+
         with warnings.catch_warnings():
             # torch warns of read-only arrays, as memory-mapped ones are. Nothing writes to these tensors.
             warnings.simplefilter("ignore", UserWarning)
-            return torch.from_numpy(self.indptr).to(device), torch.from_numpy(self.indices).to(device)
+            indptr, indices = torch.from_numpy(self.indptr), torch.from_numpy(self.indices)
+        return to_device(indptr, torch.device(device)), to_device(indices, torch.device(device))
 
     def to_scipy(self, dtype: DTypeLike = np.float32) -> scipy.sparse.csr_matrix:
         """Return a scipy matrix of the same shape whose stored values are 1."""

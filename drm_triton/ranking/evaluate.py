@@ -16,6 +16,7 @@ from torch import Tensor
 
 from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.errors import InputError
+from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score
 from drm_triton.ranking.metrics import ranking_metrics
@@ -113,7 +114,7 @@ def factor_ranker(backend: Backend, U: Tensor, V: Tensor, score: Score) -> Ranke
     index = TopKIndex(backend, V, score)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
-        items, _ = index.search(U[torch.from_numpy(users).to(U.device)], k, seen)
+        items, _ = index.search(U[to_device(torch.from_numpy(users), U.device)], k, seen)
         return items
 
     return rank

@@ -21,6 +21,7 @@ from torch.nn.functional import normalize
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.kernels.catalogue import USERS_PER_TASK
+from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, row_score
 from drm_triton.training.initialize import SPECTRAL_NORM
 from drm_triton.training.step import objective_of
@@ -54,7 +55,7 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) ->
     eligible = np.flatnonzero((degrees > 0) & (degrees < len(V)))
     for start in range(0, len(eligible), USERS_PER_BATCH):
         users = eligible[start : start + USERS_PER_BATCH]
-        rows = torch.from_numpy(users).to(V.device)
+        rows = to_device(torch.from_numpy(users), V.device)
         U[rows] = _fit(U[rows], V, histories.take(users), config, backend)
     return U
 
@@ -97,7 +98,9 @@ def _list_terms(
     for step in range(STEPS):
         batch = backend.sample_users(plan, seeds, step, MAX_LISTS)
         gradients = backend.list_gradients(U, V, batch, objective).user_grad
-        yield GradientTerms.of_rows(batch.users, gradients, (1 / batch.users.bincount())[batch.users.long()])
+        users = batch.users.long()
+        lists = torch.zeros(len(U), dtype=torch.int64, device=U.device).index_add_(0, users, torch.ones_like(users))
+        yield GradientTerms.of_rows(batch.users, gradients, (1 / lists)[users])
 
 
 def _catalogue(histories: CSR, device: torch.device) -> CatalogueBatch:
@@ -121,6 +124,6 @@ def _plan(histories: CSR, config: TrainConfig, device: torch.device) -> tuple[Li
     average out over users.
     """
     rows = (histories.row(user).astype("<i4") for user in range(histories.shape[0]))
-    seeds = torch.tensor([config.seed ^ zlib.crc32(row.tobytes()) for row in rows], device=device)
+    seeds = torch.tensor([config.seed ^ zlib.crc32(row.tobytes()) for row in rows])
     indptr, indices = histories.tensors(device)
-    return ListPlan(indptr, indices, histories.shape[1], config.rho, config.eta_in_force), seeds
+    return ListPlan(indptr, indices, histories.shape[1], config.rho, config.eta_in_force), to_device(seeds, device)

@@ -30,6 +30,7 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
+from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import Score, Unknown
 from drm_triton.ranking.fold_in import fold_in
@@ -70,7 +71,7 @@ def known_users(users: Any, data: Dataset, U: Tensor, unknown: Unknown) -> Targe
     unknown : handling of ids that `find_users` does not find
     """
     ids, codes = find_users(users, data, unknown)
-    return TargetUsers(ids, codes, data.train, lambda rows, _: U[torch.from_numpy(rows).to(U.device)])
+    return TargetUsers(ids, codes, data.train, lambda rows, _: U[to_device(torch.from_numpy(rows), U.device)])
 
 
 def new_users(
@@ -279,7 +280,7 @@ def similar_frame(
     vectors = similarity_vectors(factors, score)
     index = TopKIndex(backend, vectors, score, candidates)
     itself = CSR(np.arange(len(codes) + 1), codes, (len(codes), len(ids)))
-    queries = vectors[torch.from_numpy(codes).to(vectors.device)]
+    queries = vectors[to_device(torch.from_numpy(codes), vectors.device)]
     similar, scores = index.search(queries, min(k, len(index)), itself)
     return _ranked_frame(kind, ids[codes], "similar", ids, similar, scores)
 

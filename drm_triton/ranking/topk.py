@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
+from drm_triton.kernels import devices
+from drm_triton.kernels.checks import check_top_k
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import Score
 
@@ -31,7 +33,7 @@ class TopKIndex:
         self, backend: Backend, vectors: Tensor, score: Score, candidates: NDArray[np.int64] | None = None
     ) -> None:
         if candidates is not None:
-            vectors = vectors[torch.from_numpy(candidates).to(vectors.device)]
+            vectors = vectors[devices.to_device(torch.from_numpy(candidates), vectors.device)]
         self.candidates = candidates
         self._size = len(vectors)
         self._backend = backend
@@ -56,11 +58,12 @@ class TopKIndex:
         rows : int32 [m, k], scores : float32 [m, k]; where fewer than k rows remain, row -1 with score -inf.
         """
         seen = None if excluded is None else self._among_candidates(excluded).tensors(queries.device)
-        found, scores = self._backend.top_k(queries, self._packed, k, seen)
-        rows: NDArray[np.int32] = found.cpu().numpy()
+        rows, scores = _to_host(*self._backend.top_k(queries, self._packed, k, seen))
+        if np.isnan(scores).any():
+            check_top_k(queries, self._packed, k, seen)  # says what is wrong
         if self.candidates is not None:
             rows = np.where(rows >= 0, self.candidates.astype(np.int32)[rows], np.int32(-1))
-        return rows, scores.cpu().numpy()
+        return rows, scores
 
     def _among_candidates(self, excluded: CSR) -> CSR:
         """Replace row numbers of the table by positions among the candidates, and drop all others."""
@@ -71,6 +74,14 @@ class TopKIndex:
         kept = position[excluded.indices] >= 0
         queries = np.repeat(np.arange(excluded.shape[0]), excluded.degrees())
         return CSR.from_pairs(queries[kept], position[excluded.indices[kept]], (excluded.shape[0], len(self)))
+
+
+def _to_host(rows: Tensor, scores: Tensor) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the results of `top_k` as arrays. From a GPU they come in one copy: the host waits for each."""
+    if devices.on_host(rows):
+        return rows.numpy(), scores.numpy()
+    both = torch.stack([rows, scores.view(torch.int32)]).cpu().numpy()
+    return both[0], both[1].view(np.float32)
 
 
 def similarity_vectors(factors: Tensor, score: Score) -> Tensor:

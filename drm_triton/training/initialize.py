@@ -1,8 +1,13 @@
 """Initial factors: small normal values, or a truncated SVD of the interactions (spectral).
 
-Both are bit-identical for any number of threads: they use NumPy's Philox stream, sums in a fixed order, and dense
-algebra on one thread.
+Both are bit-identical for any number of threads: they use NumPy's Philox stream and sums in a fixed order. Tables are
+multiplied in blocks of BLOCK_ROWS rows. On a CPU, threads share the blocks, and one thread computes the product of a
+block: BLAS would add in another order on several.
 """
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -11,6 +16,7 @@ from torch import Tensor
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR
+from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.torch_threads import one_torch_thread
 
 NORMAL_SCALE = 0.1  # typical norm of a row: far inside the unit ball
@@ -18,46 +24,48 @@ SPECTRAL_NORM = 0.9  # norm of spectral rows: just inside the unit ball
 OVERSAMPLING = 16  # extra columns of the subspace (Halko, Martinsson and Tropp, 2011)
 POWER_ITERATIONS = 4  # refinements of the subspace
 BLOCK_ROWS = 8192  # rows of a table multiplied at a time
+BLOCKS_AT_ONCE = 32  # blocks whose inner products are held before they are added up
+CPU = torch.device("cpu")
 
 
-def initial_factors(config: TrainConfig, train: CSR) -> tuple[Tensor, Tensor, float]:
-    """Return U [M, d], V [N, d] (float32, on the CPU) and the initial value of Adagrad's state."""
+def initial_factors(config: TrainConfig, train: CSR, device: torch.device = CPU) -> tuple[Tensor, Tensor, float]:
+    """Return U [M, d], V [N, d] (float32, on the device) and the initial value of Adagrad's state."""
     if config.init == "spectral":
-        U, V = spectral(train, config.factors, config.seed)
+        U, V = spectral(train, config.factors, config.seed, device)
         return U, V, 1.0  # the first step is lr * gradient, not lr * sign(gradient): these rows are good already
     rng = np.random.Generator(np.random.Philox(config.seed))
     U, V = (torch.from_numpy(rng.standard_normal((n, config.factors), dtype=np.float32)) for n in train.shape)
     for X in (U, V):
         X *= NORMAL_SCALE / config.factors**0.5
-    return U, V, 0.0
+    return U.to(device), V.to(device), 0.0
 
 
-def spectral(train: CSR, d: int, seed: int) -> tuple[Tensor, Tensor]:
+def spectral(train: CSR, d: int, seed: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
     """Return the leading singular vectors of the degree-normalised interactions, with rows scaled to one norm.
 
     With degrees D_u and D_i, A = D_u^-1/2 R D_i^-1/2 = P S Q^T. The rows of U = P S^1/2 and V = Q S^1/2 are scaled to
     norm 0.9. Rows without interactions are zero. If d exceeds the rank, the remaining columns are zero.
 
-    Memory: R and at most two tables of factors. A is not formed, and tables are orthonormalised in place through the
-    small matrix of their inner products.
+    Memory: R by rows and by columns, and at most two tables of factors. A is not formed, and tables are
+    orthonormalised in place through the small matrix of their inner products.
     """
-    R = train.to_scipy()
-    user_weight = _inverse_sqrt(np.diff(R.indptr))
-    item_weight = _inverse_sqrt(train.popularity())
+    R = train.to_scipy(np.bool_)
+    by_user, by_item = _rows(R, device), _rows(R.T.tocsr(), device)
+    user_weight, item_weight = _inverse_sqrt(train.degrees(), device), _inverse_sqrt(train.popularity(), device)
     rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
-    Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32))
+    Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32)).to(device)
     with one_torch_thread():
         for _ in range(POWER_ITERATIONS):
-            X = _product(R, user_weight, item_weight, Y)
+            X = _product(by_user, user_weight, item_weight, Y)
             del Y  # before the next table is allocated
             _orthonormalise(X)
-            Y = _product(R.T, item_weight, user_weight, X)
+            Y = _product(by_item, item_weight, user_weight, X)
             del X
             _orthonormalise(Y)
-        B = _product(R, user_weight, item_weight, Y)  # A is approximately B Y^T, with B = P S W^T
+        B = _product(by_user, user_weight, item_weight, Y)  # A is approximately B Y^T, with B = P S W^T
         Y /= item_weight[:, None]
-        squares, W = torch.linalg.eigh(_inner_products(B))
+        squares, W = _eigenvectors(B)
         S, W = squares.flip(0).clamp(min=0).sqrt(), W.flip(1)  # largest first
         root = S.sqrt()
         # Columns beyond the rank contain only rounding errors.
@@ -67,37 +75,84 @@ def spectral(train: CSR, d: int, seed: int) -> tuple[Tensor, Tensor]:
     return _on_sphere(B, d), _on_sphere(Y, d)
 
 
-def _inverse_sqrt(degree: np.ndarray) -> Tensor:
-    return torch.from_numpy(1 / np.sqrt(np.maximum(degree, 1), dtype=np.float32))
+class Rows(NamedTuple):
+    """A matrix of zeros and ones by rows: those of row i are in columns indices[indptr[i] : indptr[i + 1]]."""
+
+    indptr: Tensor  # [n + 1]
+    indices: Tensor  # [nnz], of the same type as indptr; `embedding_bag` would copy both otherwise
+    begin: list[int]  # indptr of the first row of each block, on the host
 
 
-def _product(R: scipy.sparse.spmatrix, left: Tensor, right: Tensor, Y: Tensor) -> Tensor:
+def _rows(matrix: scipy.sparse.csr_matrix, device: torch.device) -> Rows:
+    """Return a matrix in the form that `_product` takes."""
+    indptr, indices = (torch.from_numpy(array) for array in (matrix.indptr, matrix.indices))
+    begin = [*indptr[:-1:BLOCK_ROWS].tolist(), len(indices)]
+    return Rows(indptr.to(device), indices.to(indptr.dtype).to(device), begin)
+
+
+def _inverse_sqrt(degree: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(1 / np.sqrt(np.maximum(degree, 1), dtype=np.float32)).to(device)
+
+
+def _for_blocks(function: Callable[[slice], object], starts: Iterable[int], X: Tensor) -> None:
+    """Call a function with the blocks of rows of X that begin at `starts`. On a CPU, all threads share the blocks."""
+    tasks = [partial(function, slice(start, min(start + BLOCK_ROWS, len(X)))) for start in starts]
+    if X.device.type == "cpu":
+        threads.run(tasks)
+    else:  # a task only launches kernels
+        for task in tasks:
+            task()
+
+
+def _product(R: Rows, left: Tensor, right: Tensor, Y: Tensor) -> Tensor:
     """Return diag(left) R diag(right) Y. Y becomes diag(right) Y."""
     Y *= right[:, None]
-    X = torch.from_numpy(R @ Y.numpy())
-    X *= left[:, None]
+    X = Y.new_empty(len(left), Y.shape[1])
+
+    def of_rows(rows: slice) -> None:
+        block = rows.start // BLOCK_ROWS
+        offsets = R.indptr[rows.start : rows.stop + 1] - R.begin[block]
+        columns = R.indices[R.begin[block] : R.begin[block + 1]]
+        sums = torch.nn.functional.embedding_bag(columns, Y, offsets, mode="sum", include_last_offset=True)
+        torch.mul(sums, left[rows, None], out=X[rows])
+
+    _for_blocks(of_rows, range(0, len(X), BLOCK_ROWS), X)
     return X
 
 
 def _inner_products(X: Tensor) -> Tensor:
-    """Return X^T X in float64: [r, r]."""
-    total = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64)
-    for block in X.split(BLOCK_ROWS):
-        total += block.T.double() @ block.double()
+    """Return X^T X in float64: [r, r]. The blocks are added up in their order."""
+    total = X.new_zeros(X.shape[1], X.shape[1], dtype=torch.float64)
+    for first in range(0, len(X), BLOCKS_AT_ONCE * BLOCK_ROWS):
+        starts = range(first, min(first + BLOCKS_AT_ONCE * BLOCK_ROWS, len(X)), BLOCK_ROWS)
+        products = dict[int, Tensor]()
+
+        def of_rows(rows: slice, products: dict[int, Tensor] = products) -> None:
+            block = X[rows].double()
+            products[rows.start] = block.T @ block
+
+        _for_blocks(of_rows, starts, X)
+        for start in starts:
+            total += products[start]
     return total
+
+
+def _eigenvectors(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, ascending, and eigenvectors of X^T X. A matrix this small is faster on the CPU."""
+    squares, W = torch.linalg.eigh(_inner_products(X).cpu())
+    return squares.to(X.device), W.to(X.device)
 
 
 def _times(X: Tensor, W: Tensor) -> None:
     """Multiply a table by a small matrix from the right, in place."""
     W = W.to(X.dtype)
-    for block in X.split(BLOCK_ROWS):
-        block.copy_(block @ W)
+    _for_blocks(lambda rows: X[rows].copy_(X[rows] @ W), range(0, len(X), BLOCK_ROWS), X)
 
 
 def _orthonormalise(X: Tensor) -> None:
     """Replace the columns by an orthonormal basis of their span, in place. Surplus columns become 0."""
     for _ in range(2):  # the second pass corrects the rounding errors of the first
-        squares, W = torch.linalg.eigh(_inner_products(X))
+        squares, W = _eigenvectors(X)
         _times(X, W * torch.where(squares > 1e-10 * squares[-1], squares.clamp(min=1e-300).rsqrt(), 0))
 
 

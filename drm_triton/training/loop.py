@@ -13,9 +13,18 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS
 from drm_triton.ranking.evaluate import evaluate, factor_ranker, measurable
+from drm_triton.training.capture import captured_step
 from drm_triton.training.initialize import initial_factors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
-from drm_triton.training.step import diverged, learning_rate, objective_of, take_step, training_plan
+from drm_triton.training.step import (
+    READ_EVERY,
+    check_losses,
+    diverged,
+    learning_rate,
+    objective_of,
+    take_step,
+    training_plan,
+)
 
 
 def train(
@@ -38,14 +47,23 @@ def train(
     """
     plan = training_plan(config, fit, state.U.device)
     objective = objective_of(config, fit.shape[1])
+    captured = captured_step(state, plan, config, objective, backend)
     while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
         while state.position < plan.n_lists:
             stop = min(state.position + config.batch_in_force, plan.n_lists)
-            take_step(state, plan, stop, config, objective, backend, learning_rate(state, config, plan.n_lists))
+            if captured is not None and stop - state.position == config.batch_in_force:
+                captured()
+            else:
+                take_step(state, plan, stop, config, objective, backend, learning_rate(state, config, plan.n_lists))
+            if state.step % READ_EVERY == 0:
+                check_losses(state, config)
             state.seconds = time.perf_counter() - began
             if on_batch is not None and on_batch(state, plan.n_lists):
+                check_losses(state, config)
                 return state
+        check_losses(state, config)
+        state.seconds = time.perf_counter() - began  # a GPU is done only now
         end = finish_epoch(state, config, dataset, fit, backend, plan.n_lists)
         stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
         if any(stops):
@@ -80,10 +98,9 @@ def finish_epoch(
 
 def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     """Return the state before the first step, on a device."""
-    U, V, accumulator = initial_factors(config, fit)
+    U, V, accumulator = initial_factors(config, fit, device)
     if config.score_in_force == "cosine":  # rows without interactions stay zero
         U, V = normalize(U), normalize(V)
-    U, V = U.to(device), V.to(device)
     return State(U, V, torch.full_like(U, accumulator), torch.full_like(V, accumulator))
 
 

@@ -1,7 +1,7 @@
 """The run directory: what training writes to disk, and how it resumes.
 
 config.toml     the resolved configuration
-env.json        versions, machine, data set and its checksum
+env.json        versions, machine, GPU and its launch options, data set and its checksum
 metrics.jsonl   one line per epoch; metrics.csv has the same columns
 last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
 curves.png      loss and validation metrics over epochs and seconds
@@ -23,6 +23,7 @@ from drm_triton._version import __version__
 from drm_triton.config import OPTIONS, TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
+from drm_triton.kernels import why_no_gpu, why_not
 from drm_triton.machine import processor, versions
 from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, State
@@ -217,6 +218,7 @@ def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions(),
         "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
+        "gpu": gpu_in_use(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
         "data": {
@@ -226,6 +228,15 @@ def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
             "items": dataset.n_items,
         },
     }
+
+
+def gpu_in_use() -> dict[str, Any] | None:
+    """Return the GPU that trains by default and the launch options that were chosen for it, None without a GPU."""
+    if why_no_gpu() is not None or why_not("triton") is not None:
+        return None
+    from drm_triton.kernels.gpu import tuning
+
+    return tuning.in_force()
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:

@@ -25,15 +25,25 @@ class State:
     step: int = 0
     seconds: float = 0.0  # spent on the current epoch, without validation
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOSS_SUMS, 0.0))  # over the current epoch
+    unread: Tensor | None = None  # float64 [LOSS_SUMS]: what is still to be added to the sums, on a GPU
     best: float | None = None  # best value of the monitored metric
     best_epoch: int | None = None
     stale: int = 0  # validations since the best one
 
     def to(self, device: torch.device) -> "State":
         """Move the tensors to a device."""
+        self.read_losses()
+        self.unread = None
         for name in ("U", "V", "U_state", "V_state"):
             setattr(self, name, getattr(self, name).to(device))
         return self
+
+    def read_losses(self) -> None:
+        """Add the losses that are still on the GPU to the sums. The host waits for the GPU."""
+        if self.unread is not None:
+            for name, value in zip(LOSS_SUMS, self.unread.tolist(), strict=True):
+                self.sums[name] += value
+            self.unread.zero_()
 
     def start_epoch(self) -> None:
         """Reset what is counted within an epoch."""

@@ -1,6 +1,7 @@
 """One training step on a batch of lists: compute the gradients, then update the rows that they touch."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from drm_triton.kernels.protocol import (
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
+
+READ_EVERY = 64  # steps between two looks at the losses on a GPU
 
 
 def take_step(
@@ -43,7 +46,12 @@ def take_step(
 
 
 def catalogue_step(
-    state: State, batch: CatalogueBatch, config: TrainConfig, objective: Objective, backend: Backend, lr: float
+    state: State,
+    batch: CatalogueBatch,
+    config: TrainConfig,
+    objective: Objective,
+    backend: Backend,
+    lr: float | Tensor,
 ) -> None:
     """Compute all gradients of a batch at the current factors, then take one Adagrad step for each row touched.
 
@@ -52,7 +60,9 @@ def catalogue_step(
     U, V = state.U, state.V
     pool = batch.pool
     gradients = backend.catalogue_gradients(U, V if pool is None else V[pool.items.long()], batch, objective)
-    add_losses(state, config, {"loss": gradients.softmax, "softmax": gradients.softmax})
+    nothing = torch.zeros_like(gradients.softmax)
+    losses = dict.fromkeys(LOSS_SUMS, nothing) | {"loss": gradients.softmax, "softmax": gradients.softmax}
+    lr = add_losses(state, config, losses, lr)
     dU, dV = dense_gradients(state, config)
     if pool is None:
         item_terms, dV = GradientTerms.none(V), gradients.item_grad if dV is None else gradients.item_grad + dV
@@ -71,7 +81,7 @@ def train_step(
     config: TrainConfig,
     objective: Objective,
     backend: Backend,
-    lr: float,
+    lr: float | Tensor,
     weights: Tensor | None = None,
 ) -> None:
     """Like `catalogue_step`, for lists with sampled negatives: the items of the lists take a step.
@@ -82,7 +92,7 @@ def train_step(
     gradients = backend.list_gradients(U, V, batch, objective)
     if weights is not None:
         gradients = gradients.weighted(weights)
-    add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_SUMS})
+    lr = add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_SUMS}, lr)
     dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
@@ -101,13 +111,36 @@ def dense_gradients(state: State, config: TrainConfig) -> tuple[Tensor | None, T
     return weight * dU, weight * dV
 
 
-def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor]) -> None:
-    """Add the losses of lists, each [B], to the sums of the epoch; raise if their total is not finite."""
-    sums = torch.stack(list(losses.values())).sum(1, dtype=torch.float64).tolist()
-    for name, value in zip(losses, sums, strict=True):
-        if name == "loss" and not math.isfinite(value):
-            raise diverged(f"the loss became {value} in epoch {state.epoch + 1}, step {state.step + 1}", config)
-        state.sums[name] += value
+def add_losses(state: State, config: TrainConfig, losses: dict[str, Tensor], lr: float | Tensor) -> float | Tensor:
+    """Add the losses of lists, each [B], to the sums of the epoch; return the rate of the step.
+
+    On the CPU, a loss that is not finite raises in the step in which it appears. On a GPU, the host would have to wait
+    for it in every step. There the losses are added up on the GPU and read once in READ_EVERY steps, and from the step
+    on in which one is not finite, the rate is NaN, which makes every update change nothing.
+    """
+    sums = torch.stack([losses[name] for name in LOSS_SUMS]).sum(1, dtype=torch.float64)
+    if state.unread is None:
+        state.unread = torch.zeros_like(sums)
+    state.unread += sums
+    if reads_at_once(state.U.device):
+        check_losses(state, config)
+        return lr
+    return lr + 0 * state.unread[0]
+
+
+def reads_at_once(device: torch.device) -> bool:
+    """Return whether the host reads numbers on a device without waiting: it is not a GPU."""
+    return device.type == "cpu"
+
+
+def check_losses(state: State, config: TrainConfig) -> None:
+    """Read the losses of the steps so far, and raise if one was not finite."""
+    state.read_losses()
+    if not math.isfinite(state.sums["loss"]):
+        when = f"in epoch {state.epoch + 1}, step {state.step + 1}"
+        if not reads_at_once(state.U.device):
+            when = f"in epoch {state.epoch + 1}, at most {READ_EVERY} steps before step {state.step + 1}"
+        raise diverged(f"the loss became {state.sums['loss']} {when}", config)
 
 
 def diverged(what: str, config: TrainConfig) -> DrmError:
@@ -123,9 +156,14 @@ def smaller_steps(config: TrainConfig) -> str:
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
     """Return the learning rate of the next step."""
+    return float(rate_at(config, state.epoch, state.position, n_lists))
+
+
+def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int) -> Any:
+    """Return the learning rate at a position in an epoch: a number, or a tensor if they are numbers on a device."""
     if config.schedule == "constant":
         return config.lr
-    return config.lr * (1 - (state.epoch + state.position / n_lists) / config.epochs)
+    return config.lr * (1 - (epoch + position / n_lists) / config.epochs)
 
 
 def objective_of(config: TrainConfig, n_items: int) -> Objective:
@@ -153,8 +191,9 @@ def objective_of(config: TrainConfig, n_items: int) -> Objective:
 def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan | CataloguePlan:
     """Return the plan of the lists that a configuration trains on."""
     if config.negatives_in_force == "all":
-        weights = training_weights(config, fit, device)
-        return CataloguePlan(*fit.tensors(device), fit.shape[1], config.seed, config.pool, weights)
+        host = torch.device("cpu")
+        weights = training_weights(config, fit, host)
+        return CataloguePlan(*fit.tensors(host), fit.shape[1], config.seed, config.pool, weights, device)
     return list_plan(config, fit, device)
 
 

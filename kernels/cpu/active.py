@@ -16,13 +16,13 @@ import numpy as np
 from drm_triton.kernels.cpu.runtime.bits import count_at_least
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.cpu.runtime.simd import LANES, between, largest
+from drm_triton.kernels.protocol import FLOAT32_MARGIN, FLOAT64_MARGIN
 
 ACTIVE_MIN = 64  # shortest list whose active items are found; in shorter ones, nearly all items are active
 SCAN_BLOCK = 4 * LANES  # entries that are skipped at once if none of them is large enough
 SAMPLE, SAMPLE_MIN = 8, 512  # lists from SAMPLE_MIN on have a sample: about the first one of SAMPLE parts
 AIM = 0.01  # part of the target by which steps stay below its theta
 WORTHWHILE = 0.9  # a step of Newton's method is followed by another one if it drops a tenth of the items
-FLOAT32_MARGIN, FLOAT64_MARGIN = 20.0, 40.0  # T - log n; n exp(-T) is below the rounding of one operation
 
 
 @inline

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from drm_triton.kernels.checks import INT64, check_sample, check_sample_users
 from drm_triton.kernels.cpu.runtime import threads
-from drm_triton.kernels.cpu.runtime.arrays import view
+from drm_triton.kernels.cpu.runtime.arrays import empty, view
 from drm_triton.kernels.cpu.runtime.bits import leading_zeros
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
@@ -358,7 +358,7 @@ def sample_users(plan: ListPlan, seeds: torch.Tensor, epoch: int, most: int) -> 
     counts = np.minimum(plan.first_list.diff().numpy(), most)
     first = counts.cumsum() - counts
     B = int(counts.sum())
-    users, items = torch.empty(B, dtype=torch.int32), torch.empty(B, plan.n, dtype=torch.int32)
+    users, items = empty(torch.int32, B), empty(torch.int32, B, plan.n)
     batch = BatchArrays(0, users.numpy(), items.numpy(), np.empty((0, 0), np.int32), np.empty((0, 0), np.bool_))
     own_seeds = view("sample_users", "seeds", seeds, (None,), INT64).astype(np.uint64)
     threads.split(draw_users_alone, len(counts), 8, plan_arrays(plan, epoch, indptr), own_seeds, counts, first, batch)
@@ -386,9 +386,9 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
     indptr = view("sample_lists", "the plan", plan.indptr, (None,), INT64)
     check_sample(plan, epoch, start, stop)
     B, sharing = stop - start, plan.share > 1
-    users, items = torch.empty(B, dtype=torch.int32), torch.empty(B, plan.n, dtype=torch.int32)
-    shared_items = torch.empty(-(-B // plan.share) if sharing else 0, plan.eta, dtype=torch.int32)
-    replaced = torch.empty(B if sharing else 0, plan.eta, dtype=torch.bool)
+    users, items = empty(torch.int32, B), empty(torch.int32, B, plan.n)
+    shared_items = empty(torch.int32, -(-B // plan.share) if sharing else 0, plan.eta)
+    replaced = empty(torch.bool, B if sharing else 0, plan.eta)
     arrays = plan_arrays(plan, epoch, indptr)
     batch = BatchArrays(start, users.numpy(), items.numpy(), shared_items.numpy(), replaced.numpy())
     threads.split(draw_lists, B, SEARCH_BLOCK, arrays, batch)

@@ -23,6 +23,7 @@ Cost: per summand 2 d operations and d floats read; per row about 8 d operations
 long lists, two passes over the coefficients find those that are not 0.
 """
 
+import math
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,11 +37,19 @@ from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.losses import add_rows
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.runtime.bits import BITS, find_not_zero, find_true, mark_not_zero, ones
+from drm_triton.kernels.cpu.runtime.bits import BITS, find_true, mark_not_zero, ones
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, padded
 from drm_triton.kernels.cpu.softsort import all_finite
-from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
+from drm_triton.kernels.cpu.tiles import (
+    Groups,
+    NonzeroTerms,
+    add_nonzero,
+    divide,
+    nonzero_terms,
+    sort_nonzero,
+    tile_bounds,
+)
 from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms
 from drm_triton.names import Score
 
@@ -50,6 +59,7 @@ MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-leve
 # Summands between the prefetch of a row and its update. Prefetching hides the latency of a table that is larger than
 # the cache: updates of such a table were a third faster with it.
 PREFETCH_DISTANCE = 8
+TILE = 256  # lists whose terms of one shared negative become one summand; their vectors fit the second-level cache
 SPARSE = 4  # a tile is sparse if at most one of this many coefficients of shared negatives is not 0
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
@@ -79,16 +89,6 @@ class Summands(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------------------------
 # Lists that share negatives: from terms to summands
-
-
-class NonzeroTerms(NamedTuple):
-    """Buffers for the coefficients of a sparse tile that are not 0: first list by list, then by shared negative."""
-
-    positions: NDArray[np.int64]  # [eta], of one list
-    negatives: NDArray[np.int64]  # [tile * eta // SPARSE]
-    list_in_tile: NDArray[np.int32]  # [2, tile * eta // SPARSE]
-    coefficients: NDArray[np.float32]  # [2, tile * eta // SPARSE]
-    starts: NDArray[np.int64]  # [eta + 2]; the terms of negative j end up at starts[j] .. starts[j + 1] - 1
 
 
 class SumBuffers(NamedTuple):
@@ -215,35 +215,18 @@ def sum_products(start, stop, separate, terms, groups, finite, buffers):
 
 
 @inline
-def sort_nonzero(start, stop, terms, groups, finite, nonzero):
-    """Find the coefficients in sums that are not 0 and sort them by shared negative, keeping the order of the lists."""
-    negatives, coefficients, starts = nonzero.negatives, nonzero.coefficients, nonzero.starts
-    list_in_tile, eta, number = nonzero.list_in_tile, groups.items.shape[1], 0
-    starts[:] = 0
-    for b in range(start, stop):
-        if finite[b]:
-            of_list = terms.coefficients[b, -eta:]
-            for i in range(find_not_zero(of_list, groups.replaced[b], nonzero.positions)):
-                j = nonzero.positions[i]
-                negatives[number], list_in_tile[0, number], coefficients[0, number] = j, b - start, of_list[j]
-                starts[j + 2] += 1
-                number += 1
-    for j in range(1, eta):
-        starts[j + 1] += starts[j]
-    for e in range(number):
-        j = negatives[e] + 1
-        list_in_tile[1, starts[j]], coefficients[1, starts[j]] = list_in_tile[0, e], coefficients[0, e]
-        starts[j] += 1
-
-
-@inline
 def fill_tile(tile, position, sum_position, sparse, terms, groups, finite, buffers, summands):
     """Write the summands of a tile, the first one at `position` and the first sum at `sum_position`."""
     group, start, stop = tile_bounds(tile, groups)
     d, nonzero = terms.vectors.shape[1], buffers.nonzero
     position, separate = fill_separate(start, stop, position, terms, groups, finite, buffers, summands)
     if sparse:
-        sort_nonzero(start, stop, terms, groups, finite, nonzero)
+        nonzero.starts[:], number = 0, 0
+        for b in range(start, stop):
+            if finite[b]:
+                coefficients = terms.coefficients[b, -groups.items.shape[1] :]
+                number = add_nonzero(b - start, coefficients, groups.replaced[b], number, nonzero)
+        sort_nonzero(number, nonzero)
     else:
         sum_products(start, stop, separate, terms, groups, finite, buffers)
     for j in range(groups.items.shape[1]):
@@ -270,21 +253,14 @@ def fill_tile(tile, position, sum_position, sparse, terms, groups, finite, buffe
 def fill_summands(start, stop, terms, groups, finite, sparse, positions, sum_positions, summands):
     """Write the summands of tiles start .. stop - 1, those of a tile from its entry in `positions`."""
     eta, d = groups.items.shape[1], terms.vectors.shape[1]
-    height, width, most_nonzero = padded(eta, ROWS), padded(d, LANES), groups.tile * eta // SPARSE
-    nonzero = NonzeroTerms(
-        np.empty(eta, np.int64),
-        np.empty(most_nonzero, np.int64),
-        np.empty((2, most_nonzero), np.int32),
-        np.empty((2, most_nonzero), np.float32),
-        np.empty(eta + 2, np.int64),
-    )
+    height, width = padded(eta, ROWS), padded(d, LANES)
     buffers = SumBuffers(
         np.zeros((groups.tile, height), np.float32),
         np.zeros((groups.tile, width), np.float32),
         np.empty((height, width), np.float32),
         np.empty(eta, np.float32),
         np.empty(eta, np.bool_),
-        nonzero,
+        nonzero_terms(eta, groups.tile * eta // SPARSE),
     )
     for tile in range(start, stop):
         if positions[tile] < positions[tile + 1]:
@@ -498,7 +474,7 @@ def update_buckets(start, stop, buckets, summands, target):
 
 
 def update_rows(
-    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
+    table: Tensor, state: Tensor, terms: GradientTerms, lr: float | Tensor, score: Score, dense: Tensor | None = None
 ) -> None:
     """Take one Adagrad step and project onto the unit ball, in place.
 
@@ -513,12 +489,14 @@ def update_rows(
     """
     name = "update_rows"
     check_update(table, state, terms, lr, score, dense)
+    if math.isnan(lr):
+        return
     R, d = table.shape
     target = Target(
         view(name, "table", table, (None, None), FLOAT32),
         view(name, "state", state, (None, None), FLOAT32),
         np.empty((0, d), f32) if dense is None else view(name, "dense", dense, (None, None), FLOAT32),
-        f32(lr),
+        f32(float(lr)),
         score == "l2",
         score == "cosine",
     )
@@ -536,7 +514,7 @@ def update_rows(
         no_sums = np.empty((0, d), f32)
         summands = Summands(arrays.rows.ravel(), coefficients, coefficients, origin, arrays.vectors, no_sums)
     else:
-        summands = sum_shared(arrays, divide(name, terms.shared))
+        summands = sum_shared(arrays, divide(name, terms.shared, TILE))
 
     E, row_bits = len(summands.rows), max(1, (R - 1).bit_length())
     work = E + dense_rows

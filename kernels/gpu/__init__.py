@@ -2,10 +2,11 @@
 
 from drm_triton.kernels.catalogue import catalogue_gradients
 from drm_triton.kernels.gpu.gradients import list_gradients
-from drm_triton.kernels.gpu.sampling import sample_lists, sample_users
+from drm_triton.kernels.gpu.sampling import sample_lists
 from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
 from drm_triton.kernels.gpu.topk import pack_items, top_k
 from drm_triton.kernels.gpu.update import update_rows
+from drm_triton.kernels.gpu.users import sample_users
 from drm_triton.names import BackendName
 
 __all__ = [

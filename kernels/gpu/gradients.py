@@ -1,4 +1,4 @@
-"""Losses of training lists and their gradients to the scores and to the user's row, in one kernel.
+"""Losses of training lists and their gradients to the scores and to the user's row.
 
 For a list of n items, the first rho positive (y = 1), u = U[user], v_j = V[item_j]:
     s_j = u.v_j  or  -||u - v_j||^2
@@ -6,13 +6,21 @@ For a list of n items, the first rho positive (y = 1), u = U[user], v_j = V[item
            #{negatives with margin - s_i + s_neg >= 0}):   Phi max(0, margin - s_i + s_j),   ds_i = -Phi, ds_j = Phi
     drm    ||y - Q||^2, see `softsort`
     mse    mean (s - y)^2,   ds = 2 (s - y) / n
-    loss = hinge + lam drm + mse,   g = dloss/ds
+    loss = hinge + lam drm + mse + the losses of `losses`,   g = dloss/ds
     user_grad = sum_j g_j v_j  or  -2 sum_j g_j (u - v_j)
 
-A list of up to softsort.MAX_ITEMS items is one program. It reads n * d + d floats and writes 2 n + d + 4. P, Q and the
-n x n differences stay in the program. Longer lists use separate kernels for the scores, `softsort_tiled` and the user
-gradient.
+Three kernels, each of which reads its inputs once for a tile of lists:
+
+    scores         [lists, d] x [d, eta] for the negatives that a group of lists shares; others one by one
+    losses         s -> losses and g; a list of up to softsort.MAX_ITEMS items is sorted for DRM
+    user gradient  [lists, eta] x [eta, d], and the entries that are not shared one by one
+
+A product over a group reads rho + eta / lists rows for each list in place of n. A list with its own negatives has no
+products. DRM of longer lists, and in float64, is computed by `softsort_tiled` between the first two kernels. Products
+are exact to the rounding of each operation, without tensor cores. Each of their entries is one sum in one thread.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -21,34 +29,30 @@ from torch import Tensor
 
 from drm_triton.kernels.checks import check_lists
 from drm_triton.kernels.gpu import softsort, softsort_tiled
-from drm_triton.kernels.gpu.options import register_limit
-from drm_triton.kernels.gpu.softsort import above_sums, hard_rank, nan_or_zero, soft_topk, soft_topk_gradient
+from drm_triton.kernels.gpu.groups import BLOCK_LISTS, groups_of, kept_shared, tile_of_lists
+from drm_triton.kernels.gpu.launch import launch
+from drm_triton.kernels.gpu.losses import finish
+from drm_triton.kernels.gpu.softsort import above_sums, nan_or_zero, soft_topk, soft_topk_gradient, sort_lists
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import rank_weights, training_rank_weights
 from drm_triton.names import LOSSES
 
-
-def gradients_sizes(n: int, d: int, k: int) -> dict[str, int]:
-    """Return tile sizes and warps of `_gradients_kernel` for lists of n items and d factors.
-
-    The V tile is the largest: BLOCK_N * BLOCK_D floats, with a warp per 32 items. Up to 64 factors it takes at most 64
-    registers per thread and stays in registers from the scores to the user gradient. With 128 factors, only 8 warps
-    would fit on an NVIDIA multiprocessor. Tiles of 32 factors, gathered twice (the second time from the cache), leave
-    room for 24.
-    """
-    block_d = triton.next_power_of_2(d)
-    block_d = max(16, block_d) if block_d <= 64 else 32
-    limit = register_limit(96 if block_d <= 32 else 144) if n > 32 else {}  # no spills; room for 20 and 12 to 14 warps
-    return {**softsort.softsort_sizes(n, k), "BLOCK_D": block_d, **limit}
+# Without tensor cores, a thread holds the factors of its rows and columns of a product: BLOCK_FACTORS of each.
+SCORES_SIZES = {"BLOCK_LISTS": BLOCK_LISTS, "BLOCK_N": 16, "BLOCK_FACTORS": 16, "BLOCK_D": 64, "num_warps": 1}
 
 
-LONG_SIZES = {"BLOCK_N": 64, "BLOCK_D": 64, "num_warps": 4}  # of lists beyond MAX_ITEMS: 32 floats per thread
+def user_gradient_sizes(d: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_user_gradient_kernel` for d factors."""
+    block_d = max(16, min(64, triton.next_power_of_2(d)))
+    return {"BLOCK_LISTS": BLOCK_LISTS, "BLOCK_N": 16, "BLOCK_D": block_d, "num_warps": 4}
 
 
-def finish_sizes(n: int) -> dict[str, int]:
-    """Return tile size and warps of `_finish_kernel`: at least 4 items per thread."""
+def losses_sizes(n: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_losses_kernel`. A long list is a program, with at least 4 items per thread."""
+    if n <= softsort.MAX_ITEMS:
+        return softsort.softsort_sizes(n)
     block_n = triton.next_power_of_2(n)
-    return {"BLOCK_N": block_n, "num_warps": max(1, min(16, block_n // 128))}
+    return {"BLOCK_LISTS": 1, "BLOCK_N": block_n, "num_warps": max(1, min(16, block_n // 128))}
 
 
 # Reading the values of users and items would make the host wait for the device. So the kernels check the ids. The row
@@ -56,27 +60,22 @@ def finish_sizes(n: int) -> dict[str, int]:
 
 
 @triton.jit
-def _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items):
-    """Return the user of a list, the items at offs_n, and which items can be read (none if the user is unknown)."""
-    user = tl.load(users_ptr + row)
-    item = tl.load(items_ptr + row * n + offs_n, mask=offs_n < n, other=-1)
-    known = user.to(tl.uint32) < n_users.to(tl.uint32)  # as unsigned numbers, negative ids are too large
-    inside = item.to(tl.uint32) < tl.where(known, n_items, 0).to(tl.uint32)
-    return tl.where(known, user, 0).to(tl.int64), item.to(tl.int64), inside
+def _inside(ids, n_rows):
+    """Return which ids are rows of a table."""
+    return ids.to(tl.uint32) < n_rows.to(tl.uint32)  # as unsigned numbers, negative ids are too large
 
 
 @triton.jit
-def _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D: tl.constexpr):
-    """Load factors start .. start + BLOCK_D - 1 of user and items: [1, BLOCK_D], [BLOCK_N, BLOCK_D]."""
-    offs_d = start + tl.arange(0, BLOCK_D)[None, :]
-    u = tl.load(U_row + offs_d, mask=offs_d < d, other=0.0)
-    v = tl.load(V_ptr + item[:, None] * d + offs_d, mask=inside[:, None] & (offs_d < d), other=0.0)
-    return u, v
+def _load_rows(table_ptr, ids, n_rows, mask, offs_d, d):
+    """Return factors offs_d of rows of a table, 0 for ids outside it: [rows, d]."""
+    mask = mask & _inside(ids, n_rows)
+    offset = ids.to(tl.int64)[:, None] * d + offs_d[None, :]
+    return tl.load(table_ptr + offset, mask=mask[:, None] & (offs_d < d)[None, :], other=0.0)
 
 
 @triton.jit
 def _score(u, v, L2: tl.constexpr):
-    """Return the part of the scores that a tile of factors contributes: [BLOCK_N]."""
+    """Return the part of the scores of u with v, row by row, that a tile of factors contributes."""
     if L2:
         return -tl.sum((u - v) * (u - v), axis=1)
     else:
@@ -84,308 +83,193 @@ def _score(u, v, L2: tl.constexpr):
 
 
 @triton.jit
-def _user_gradient(g, u, v, L2: tl.constexpr):
-    """Return the part of the user gradient that a tile of items contributes: [BLOCK_D]."""
-    if L2:
-        return -2 * tl.sum(g[:, None] * (u - v), axis=0)
-    else:
-        return tl.sum(g[:, None] * v, axis=0)
+def _next(own, last, n):
+    """Return the first column of each list in `own` [lists, columns] beyond column `last`, n if there is none."""
+    return tl.min(tl.where(own > last[:, None], own, n), axis=1)
 
 
-@triton.jit
-def _log1p(x):
-    """Return log(1 + x) for x >= 0, accurate for small x too (Kahan)."""
-    y = 1 + x
-    return tl.where(y == 1, x, tl.log(y) * (x / tl.where(y == 1, 1.0, y - 1)))
-
-
-@triton.jit
-def _hinge(s, offs_n, live, rho, margin, ratio):
-    """Return the hinge loss and its gradient to the scores; `ratio` is N / eta."""
-    positive, negative = offs_n < rho, live & (offs_n >= rho)
-    lowest = tl.min(tl.where(positive, s, float("inf")), axis=0)
-    highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
-    i = tl.min(tl.where(positive & (s == lowest), offs_n, s.shape[0]), axis=0)
-    j = tl.min(tl.where(negative & (s == highest), offs_n, s.shape[0]), axis=0)
-    violations = tl.sum((negative & (margin - lowest + s >= 0)).to(s.dtype), axis=0)
-    gap = margin - lowest + highest
-    phi = _log1p(ratio * violations)
-    loss = tl.where(gap > 0, phi * gap, 0.0)
-    step = tl.where(gap > 0, phi, 0.0)
-    return loss, tl.where(offs_n == j, step, 0.0) - tl.where(offs_n == i, step, 0.0)
-
-
-@triton.jit
-def _softmax(s, offs_n, live, rho, temperature):
-    """Return sum_i log(1 + sum_j exp((s_j - s_i) / temperature)) and its gradient to the scores."""
-    positive, negative = offs_n < rho, live & (offs_n >= rho)
-    highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
-    e = tl.where(negative, tl.exp((s - highest) / temperature), 0.0)
-    total = tl.sum(e, axis=0)
-    x = (highest - s) / temperature + tl.log(total)
-    rest = tl.exp(-tl.abs(x))
-    loss = tl.sum(tl.where(positive, tl.maximum(x, 0.0) + _log1p(rest), 0.0), axis=0)
-    wrong = tl.where(positive, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0)  # weight of the negatives in the softmax
-    return loss, (tl.sum(wrong, axis=0) / total * e - wrong) / temperature
-
-
-@triton.jit
-def _psl(s, offs_n, live, rho, scale, temperature):
-    """Return sum_i log(1 + sum_j r_ij^(1 / temperature)), r_ij = max(0, 1 + scale (s_j - s_i)), and its gradient."""
-    negative = live & (offs_n >= rho)
-    highest = tl.max(tl.where(negative, s, float("-inf")), axis=0)
-    loss, g = tl.sum(tl.zeros_like(s), axis=0), tl.zeros_like(s)
-    for i in range(rho):
-        positive = tl.sum(tl.where(offs_n == i, s, 0.0), axis=0)
-        r = tl.where(negative, tl.maximum(1 + scale * (s - positive), 0.0), 0.0)
-        top = 1 + scale * (highest - positive)  # the largest r_ij
-        some = top > 0
-        top = tl.where(some, top, 1.0)
-        e = tl.where(r > 0, tl.exp(tl.log(tl.where(r > 0, r, 1.0) / top) / temperature), 0.0)
-        total = tl.where(some, tl.sum(e, axis=0), 1.0)
-        x = tl.log(top) / temperature + tl.log(total)
-        rest = tl.exp(-tl.abs(x))
-        loss += tl.where(some, tl.maximum(x, 0.0) + _log1p(rest), 0.0)
-        fraction = tl.where(x > 0, 1.0, rest) / (1 + rest)
-        g_pairs = scale / temperature * fraction / total * tl.where(r > 0, e / tl.where(r > 0, r, 1.0), 0.0)
-        g += g_pairs - tl.where(offs_n == i, tl.sum(g_pairs, axis=0), 0.0)
-    return loss, g
-
-
-@triton.jit
-def _bpr(s, offs_n, live, n, rho, temperature):
-    """Return sum_i mean_j log(1 + exp((s_j - s_i) / temperature)) and its gradient to the scores."""
-    negative = live & (offs_n >= rho)
-    loss, g = tl.sum(tl.zeros_like(s), axis=0), tl.zeros_like(s)
-    for i in range(rho):
-        x = (s - tl.sum(tl.where(offs_n == i, s, 0.0), axis=0)) / temperature
-        rest = tl.exp(-tl.abs(x))
-        loss += tl.sum(tl.where(negative, tl.maximum(x, 0.0) + _log1p(rest), 0.0), axis=0) / (n - rho)
-        g_pairs = tl.where(negative, tl.where(x > 0, 1.0, rest) / (1 + rest), 0.0) / (temperature * (n - rho))
-        g += g_pairs - tl.where(offs_n == i, tl.sum(g_pairs, axis=0), 0.0)
-    return loss, g
-
-
-@triton.jit
-def _finish(
-    row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
-    HINGE: tl.constexpr, MSE: tl.constexpr, SOFTMAX: tl.constexpr, PSL: tl.constexpr, BPR: tl.constexpr,
-):  # fmt: skip
-    """Add the other losses to DRM and its gradient ds; store losses and g [BLOCK_N]. `nan` (NaN or 0) is added."""
-    dtype: tl.constexpr = s.dtype
-    lam = tl.full((), lam, dtype)
-    hinge, mse, softmax = tl.zeros((), dtype), tl.zeros((), dtype), tl.zeros((), dtype)
-    psl, bpr, g = tl.zeros((), dtype), tl.zeros((), dtype), lam * ds + nan
-    temperature = tl.full((), temperature, dtype)
-    if HINGE:
-        hinge, step = _hinge(s, offs_n, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
-        hinge += nan
-        g += step
-    if MSE:
-        error = tl.where(live, s - (offs_n < rho).to(dtype), 0.0)
-        mse = tl.sum(error * error, axis=0) / n + nan
-        g += 2 * error / n
-    if SOFTMAX:
-        softmax, step = _softmax(s, offs_n, live, rho, temperature)
-        softmax += nan
-        g += step
-    if PSL:
-        psl, step = _psl(s, offs_n, live, rho, tl.full((), psl_scale, dtype), temperature)
-        psl += nan
-        g += step
-    if BPR:
-        bpr, step = _bpr(s, offs_n, live, n, rho, temperature)
-        bpr += nan
-        g += step
-    tl.store(g_ptr + row * n + offs_n, g, mask=live)
-    tl.store(losses_ptr + row, hinge)
-    tl.store(losses_ptr + B + row, drm)
-    tl.store(losses_ptr + 2 * B + row, mse)
-    tl.store(losses_ptr + 3 * B + row, softmax)
-    tl.store(losses_ptr + 4 * B + row, psl)
-    tl.store(losses_ptr + 5 * B + row, bpr)
-    tl.store(losses_ptr + 6 * B + row, hinge + lam * drm + mse + softmax + psl + bpr)
-    return g
-
-
-@triton.jit(do_not_specialize=["B", "n_users", "n_items"])
-def _gradients_kernel(
+@triton.jit(do_not_specialize=["B", "group_size", "tiles_of_group", "n_users", "n_items"])
+def _scores_kernel(
     U_ptr,  # [M, d]
     V_ptr,  # [N, d]
     users_ptr,  # int32 [B]
     items_ptr,  # int32 [B, n]
-    w_ptr,  # [K]: rank weights, the same for every list (under AP: see `rank_weight`)
+    shared_ptr,  # int32 [groups, eta], read if SHARED
+    replaced_ptr,  # bool [B, eta], read if SHARED
     s_ptr,  # [B, n], out
-    losses_ptr,  # [7, B], out: the parts in the order of LOSSES, loss
-    g_ptr,  # [B, n], out
-    user_grad_ptr,  # [B, d], out
     B: tl.int64,
+    group_size: tl.int64,
+    tiles_of_group: tl.int64,
     n_users: tl.int64,
     n_items: tl.int64,
     n: tl.int32,
+    eta: tl.int32,
     d: tl.int32,
+    L2: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_LISTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_FACTORS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Compute the scores of a tile of lists in BLOCK_N columns."""
+    group, lists, exists = tile_of_lists(tl.program_id(0).to(tl.int64), B, group_size, tiles_of_group, BLOCK_LISTS)
+    col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dtype: tl.constexpr = s_ptr.dtype.element_ty
+    inside = exists[:, None] & (col < n)[None, :]
+    users = tl.load(users_ptr + lists, mask=exists, other=-1)
+    own = tl.where(inside, col[None, :], n)  # columns whose items the list does not share
+    if SHARED:
+        negative = col - (n - eta)
+        mask = (negative >= 0) & (col < n)
+        items = tl.load(shared_ptr + group * eta + negative, mask=mask, other=-1)
+        s, norms = tl.zeros((BLOCK_LISTS, BLOCK_N), dtype), tl.zeros((BLOCK_LISTS, BLOCK_N), dtype)
+        for start in tl.range(0, d, BLOCK_FACTORS, num_stages=1):
+            offs_d = start + tl.arange(0, BLOCK_FACTORS)
+            u = _load_rows(U_ptr, users, n_users, exists, offs_d, d)
+            v = _load_rows(V_ptr, items, n_items, mask, offs_d, d)
+            s = tl.dot(u, tl.trans(v), s, input_precision="ieee", out_dtype=dtype)
+            if L2:
+                norms += tl.sum(u * u, axis=1)[:, None] + tl.sum(v * v, axis=1)[None, :]
+        if L2:
+            s = 2 * s - norms
+        s = tl.where(_inside(users, n_users)[:, None] & _inside(items, n_items)[None, :], s, float("nan"))
+        kept = kept_shared(replaced_ptr, lists, exists, col, n, eta)
+        tl.store(s_ptr + lists[:, None] * n + col[None, :], s, mask=kept)
+        own = tl.where(kept, n, own)
+
+    most = tl.max(tl.sum((own < n).to(tl.int32), axis=1), axis=0)
+    position = tl.full((BLOCK_LISTS,), -1, tl.int32)
+    for _ in range(most):
+        position = _next(own, position, n)
+        item = tl.load(items_ptr + lists * n + position, mask=position < n, other=-1)
+        value = tl.zeros((BLOCK_LISTS,), dtype)
+        for start in range(0, d, BLOCK_D):
+            offs_d = start + tl.arange(0, BLOCK_D)
+            u = _load_rows(U_ptr, users, n_users, exists, offs_d, d)
+            v = _load_rows(V_ptr, item, n_items, exists, offs_d, d)
+            value += _score(u, v, L2)
+        value = tl.where(_inside(users, n_users) & _inside(item, n_items), value, float("nan"))
+        tl.store(s_ptr + lists * n + position, value, mask=position < n)
+
+
+@triton.jit(do_not_specialize=["B"])
+def _losses_kernel(
+    s_ptr,  # [B, n]
+    w_ptr,  # [K]: rank weights, the same for every list (under AP: see `rank_weight`); read if DRM is "sorted"
+    drm_ptr,  # [B], read if DRM is "given"
+    losses_ptr,  # [7, B], out: the parts in the order of LOSSES, loss
+    g_ptr,  # [B, n], out; if DRM is "given", in place: its gradient, then that of the loss
+    B: tl.int64,
+    n: tl.int32,
     rho: tl.int32,
-    K: tl.int32,
     tau: tl.float64,
     lam: tl.float64,
     margin: tl.float64,
     ratio: tl.float64,
     temperature: tl.float64,
     psl_scale: tl.float64,
-    L2: tl.constexpr,
-    HINGE: tl.constexpr,
-    DRM: tl.constexpr,
-    MSE: tl.constexpr,
-    SOFTMAX: tl.constexpr,
-    PSL: tl.constexpr,
-    BPR: tl.constexpr,
+    K: tl.constexpr,  # so that P_1 is computed once if it is the only one
+    DRM: tl.constexpr,  # "sorted": computed here from sorted lists, "given", or "off"
     AP: tl.constexpr,
-    RESIDENT: tl.constexpr,  # d <= BLOCK_D: the V tile is loaded once
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    offs_n = tl.arange(0, BLOCK_N)
-    live = offs_n < n
-    dtype: tl.constexpr = s_ptr.dtype.element_ty
-    user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
-    U_row = U_ptr + user * d
-
-    if RESIDENT:
-        u, v = _load_rows(U_row, V_ptr, item, inside, 0, d, BLOCK_D)
-        s = _score(u, v, L2)
-    else:
-        s = tl.zeros((BLOCK_N,), dtype)
-        for start in range(0, d, BLOCK_D):
-            u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
-            s += _score(u, v, L2)
-    s = tl.where(inside, s, float("nan"))
-    tl.store(s_ptr + row * n + offs_n, s, mask=live)
-    # After the sum, all threads of a row hold its score. The gather leaves one score per thread, which halves the
-    # registers and instructions of everything that follows.
-    s = tl.gather(s, offs_n, 0)
-    nan = nan_or_zero(s, live)
-
-    drm, ds = tl.zeros((), dtype), tl.zeros((BLOCK_N,), dtype)
-    if DRM:
-        tau = tl.full((), tau, dtype)
-        R = above_sums(s, n)
-        positive_ranks = offs_n
-        if AP:
-            positive_ranks = tl.where(offs_n < rho, hard_rank(s, n), BLOCK_N)
-        Q = soft_topk(s, R, w_ptr, K, tau, positive_ranks, AP, BLOCK_K)
-        r = tl.where(live, (offs_n < rho).to(dtype) - Q, 0.0)
-        drm = tl.sum(r * r, axis=0) + nan
-        ds = soft_topk_gradient(s, R, -2 * r, w_ptr, n, K, tau, positive_ranks, AP, BLOCK_K)
-    g = _finish(
-        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
-        HINGE, MSE, SOFTMAX, PSL, BPR,
-    )  # fmt: skip
-
-    out = user_grad_ptr + row * d
-    if RESIDENT:
-        offs_d = tl.arange(0, BLOCK_D)
-        tl.store(out + offs_d, _user_gradient(g, u, v, L2), mask=offs_d < d)
-    else:
-        for start in range(0, d, BLOCK_D):
-            offs_d = start + tl.arange(0, BLOCK_D)
-            u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
-            tl.store(out + offs_d, _user_gradient(g, u, v, L2), mask=offs_d < d)
-
-
-@triton.jit(do_not_specialize=["n_users", "n_items"])
-def _scores_kernel(
-    U_ptr,  # [M, d]
-    V_ptr,  # [N, d]
-    users_ptr,  # int32 [B]
-    items_ptr,  # int32 [B, n]
-    s_ptr,  # [B, n], out
-    n_users: tl.int64,
-    n_items: tl.int64,
-    n: tl.int32,
-    d: tl.int32,
-    tiles: tl.int32,
-    L2: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Compute the scores of one tile of a long list."""
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    offs_n = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
-    U_row = U_ptr + user * d
-    s = tl.zeros((BLOCK_N,), s_ptr.dtype.element_ty)
-    for start in range(0, d, BLOCK_D):
-        u, v = _load_rows(U_row, V_ptr, item, inside, start, d, BLOCK_D)
-        s += _score(u, v, L2)
-    tl.store(s_ptr + row * n + offs_n, tl.where(inside, s, float("nan")), mask=offs_n < n)
-
-
-@triton.jit(do_not_specialize=["B"])
-def _finish_kernel(
-    s_ptr,  # [B, n]
-    drm_ptr,  # [B]
-    losses_ptr,  # [7, B], out
-    g_ptr,  # [B, n], in place: gradient of drm, then of the loss
-    B: tl.int64,
-    n: tl.int32,
-    rho: tl.int32,
-    lam: tl.float64,
-    margin: tl.float64,
-    ratio: tl.float64,
-    temperature: tl.float64,
-    psl_scale: tl.float64,
     HINGE: tl.constexpr,
     MSE: tl.constexpr,
     SOFTMAX: tl.constexpr,
     PSL: tl.constexpr,
     BPR: tl.constexpr,
+    BLOCK_LISTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute hinge, mse and loss of one long list."""
-    row = tl.program_id(0).to(tl.int64)
-    offs_n = tl.arange(0, BLOCK_N)
-    live = offs_n < n
-    s = tl.load(s_ptr + row * n + offs_n, mask=live, other=0.0)
-    ds = tl.load(g_ptr + row * n + offs_n, mask=live, other=0.0)
-    drm = tl.load(drm_ptr + row)
+    """Compute losses and g of some lists."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_LISTS + tl.arange(0, BLOCK_LISTS)
+    exists = row < B
+    place = tl.arange(0, BLOCK_N)[None, :]
+    live = exists[:, None] & (place < n)
+    dtype: tl.constexpr = s_ptr.dtype.element_ty
+    entry = row[:, None] * n + place
+    s = tl.load(s_ptr + entry, mask=live, other=0.0)
     nan = nan_or_zero(s, live)
-    _finish(
-        row, s, drm, ds, nan, offs_n, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
-        HINGE, MSE, SOFTMAX, PSL, BPR,
+    position = tl.broadcast_to(place, s.shape)
+    drm, ds = tl.zeros((BLOCK_LISTS,), dtype), tl.zeros_like(s)
+    if DRM == "given":
+        drm = tl.load(drm_ptr + row, mask=exists, other=0.0)
+        ds = tl.load(g_ptr + entry, mask=live, other=0.0)
+    if DRM == "sorted":
+        tau = tl.full((), tau, dtype)
+        w_row = w_ptr + tl.zeros((BLOCK_LISTS, 1), tl.int32)
+        s, position = sort_lists(s, live)
+        R = above_sums(s, place, live)
+        hit = live & (position < rho)
+        r = tl.where(live, hit.to(dtype) - soft_topk(s, R, live, w_row, K, tau, hit, place, AP), 0.0)
+        drm = tl.sum(r * r, axis=1) + nan
+        ds = soft_topk_gradient(s, R, live, -2 * r, w_row, K, tau, hit, place, AP)
+    finish(
+        row, exists, s, drm, ds, nan, position, live, losses_ptr, g_ptr,
+        B, n, rho, lam, margin, ratio, temperature, psl_scale, HINGE, MSE, SOFTMAX, PSL, BPR,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_users", "n_items"])
+@triton.jit(do_not_specialize=["B", "group_size", "tiles_of_group", "n_users", "n_items"])
 def _user_gradient_kernel(
     U_ptr,  # [M, d]
     V_ptr,  # [N, d]
     users_ptr,  # int32 [B]
     items_ptr,  # int32 [B, n]
+    shared_ptr,  # int32 [groups, eta], read if SHARED
+    replaced_ptr,  # bool [B, eta], read if SHARED
     g_ptr,  # [B, n]
     user_grad_ptr,  # [B, d], out
+    B: tl.int64,
+    group_size: tl.int64,
+    tiles_of_group: tl.int64,
     n_users: tl.int64,
     n_items: tl.int64,
     n: tl.int32,
+    eta: tl.int32,
     d: tl.int32,
-    tiles: tl.int32,
     L2: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_LISTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Compute one tile of factors of the user gradient of a long list."""
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    start = (tl.program_id(0) % tiles) * BLOCK_D
-    offs_d = start + tl.arange(0, BLOCK_D)
-    total = tl.zeros((BLOCK_D,), g_ptr.dtype.element_ty)
-    for first_item in range(0, n, BLOCK_N):
-        offs_n = first_item + tl.arange(0, BLOCK_N)
-        user, item, inside = _locate(users_ptr, items_ptr, row, offs_n, n, n_users, n_items)
-        g = tl.load(g_ptr + row * n + offs_n, mask=offs_n < n, other=0.0)
-        u, v = _load_rows(U_ptr + user * d, V_ptr, item, inside, start, d, BLOCK_D)
-        total += _user_gradient(g, u, v, L2)
-    tl.store(user_grad_ptr + row * d + offs_d, total, mask=offs_d < d)
+    """Compute BLOCK_D factors of the user gradients of a tile of lists."""
+    group, lists, exists = tile_of_lists(tl.program_id(0).to(tl.int64), B, group_size, tiles_of_group, BLOCK_LISTS)
+    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    dtype: tl.constexpr = g_ptr.dtype.element_ty
+    total, g_sum = tl.zeros((BLOCK_LISTS, BLOCK_D), dtype), tl.zeros((BLOCK_LISTS,), dtype)
+    for first in tl.range(0, n, BLOCK_N, num_stages=1):
+        col = first + tl.arange(0, BLOCK_N)
+        inside = exists[:, None] & (col < n)[None, :]
+        g = tl.load(g_ptr + lists[:, None] * n + col[None, :], mask=inside, other=0.0)
+        g_sum += tl.sum(g, axis=1)
+        # Hinge and DRM have a gradient at few items of a long list. The rows of the others are not read.
+        own = tl.where(g != 0, col[None, :], n)
+        if SHARED:
+            kept = (g != 0) & kept_shared(replaced_ptr, lists, exists, col, n, eta)
+            used = tl.max(kept.to(tl.int32), axis=0) > 0
+            if tl.max(used.to(tl.int32), axis=0) > 0:
+                items = tl.load(shared_ptr + group * eta + (col - (n - eta)), mask=used, other=-1)
+                v = _load_rows(V_ptr, items, n_items, used, offs_d, d)
+                # A list with a row that is not finite has g = NaN. For the other lists, 0 times this row must be 0.
+                v = tl.where(tl.abs(v) < float("inf"), v, 0.0)
+                total = tl.dot(tl.where(kept, g, 0.0), v, total, input_precision="ieee", out_dtype=dtype)
+            own = tl.where(kept, n, own)
+        most = tl.max(tl.sum((own < n).to(tl.int32), axis=1), axis=0)
+        position = tl.full((BLOCK_LISTS,), -1, tl.int32)
+        for _ in range(most):
+            position = _next(own, position, n)
+            entry = lists * n + position
+            item = tl.load(items_ptr + entry, mask=position < n, other=-1)
+            coefficient = tl.load(g_ptr + entry, mask=position < n, other=0.0)
+            v = _load_rows(V_ptr, item, n_items, exists, offs_d, d)
+            total += coefficient[:, None] * v
+    if L2:
+        users = tl.load(users_ptr + lists, mask=exists, other=-1)
+        u = _load_rows(U_ptr, users, n_users, exists, offs_d, d)
+        total = 2 * (total - g_sum[:, None] * u)
+    out = user_grad_ptr + lists[:, None] * d + offs_d[None, :]
+    tl.store(out, total, mask=exists[:, None] & (offs_d < d)[None, :])
 
 
 def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
@@ -398,46 +282,61 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     U, V, users, items = U.contiguous(), V.contiguous(), batch.users.contiguous(), batch.items.contiguous()
     (B, n), d = items.shape, U.shape[1]
     s, losses, user_grad = U.new_empty(B, n), U.new_empty(len(LOSSES) + 1, B), U.new_empty(B, d)
-    shapes = {"n_users": len(U), "n_items": len(V), "n": n, "d": d}
-    loss_options = {
-        "B": B,
-        "rho": objective.rho,
-        "lam": objective.lam,
-        "margin": objective.margin,
-        "ratio": len(V) / max(1, n - objective.rho),
-        "HINGE": objective.hinge,
-        "MSE": objective.mse,
-        "temperature": objective.temperature,
-        "psl_scale": objective.psl_scale,
-        "SOFTMAX": objective.softmax,
-        "PSL": objective.psl,
-        "BPR": objective.bpr,
-    }
-    L2 = objective.score == "l2"
     if B == 0:
-        g = torch.empty_like(s)
-    elif n <= softsort.MAX_ITEMS:
-        g = torch.empty_like(s)
-        w = training_rank_weights(objective, U.dtype, U.device) if objective.drm else s  # not read without DRM
-        sizes = gradients_sizes(n, d, objective.K)
-        _gradients_kernel[(B,)](
-            U, V, users, items, w, s, losses, g, user_grad,
-            K=objective.K, tau=objective.tau, L2=L2, DRM=objective.drm, AP=objective.weight == "ap",
-            RESIDENT=d <= sizes["BLOCK_D"], **shapes, **loss_options, **sizes, enable_fp_fusion=True,
-        )  # fmt: skip
-    else:
-        drm, g = s.new_zeros(B), torch.zeros_like(s)
-        tiles_of_n, tiles_of_d = triton.cdiv(n, LONG_SIZES["BLOCK_N"]), triton.cdiv(d, LONG_SIZES["BLOCK_D"])
-        _scores_kernel[(B * tiles_of_n,)](
-            U, V, users, items, s, tiles=tiles_of_n, L2=L2, **shapes, **LONG_SIZES, enable_fp_fusion=True
-        )
-        if objective.drm:
-            mask = torch.ones_like(s, dtype=torch.bool)
-            y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
-            w = rank_weights(s, y, objective.K, objective.weight, mask)
-            drm, g = softsort_tiled.drm_lists(s, y, w, objective.tau, mask)
-        _finish_kernel[(B,)](s, drm, losses, g, n=n, **loss_options, **finish_sizes(n), enable_fp_fusion=True)
-        _user_gradient_kernel[(B * tiles_of_d,)](
-            U, V, users, items, g, user_grad, tiles=tiles_of_d, L2=L2, **shapes, **LONG_SIZES, enable_fp_fusion=True
-        )
+        return ListGradients._make([s, *losses, torch.empty_like(s), user_grad])
+    groups = groups_of(items, batch.shared)
+    tables = (U, V, users, items, *groups.tensors)
+    flags = {"L2": objective.score == "l2", "SHARED": groups.sizes["eta"] > 0}
+    sizes: dict[str, Any] = {"n_users": len(U), "n_items": len(V), "n": n, "d": d, **groups.sizes, **flags}
+
+    blocks_of_n = triton.cdiv(n, SCORES_SIZES["BLOCK_N"])
+    launch(_scores_kernel, (groups.n_tiles, blocks_of_n), *tables, s, **sizes, **SCORES_SIZES)
+    g = compute_losses(s, losses, objective, len(V))
+    blocks = user_gradient_sizes(d)
+    blocks_of_d = triton.cdiv(d, blocks["BLOCK_D"])
+    launch(_user_gradient_kernel, (groups.n_tiles, blocks_of_d), *tables, g, user_grad, **sizes, **blocks)
     return ListGradients._make([s, *losses, g, user_grad])
+
+
+def compute_losses(s: Tensor, losses: Tensor, objective: Objective, n_items: int) -> Tensor:
+    """Write the losses [7, B] of lists with scores s [B, n]; return g [B, n]."""
+    B, n = s.shape
+    drm, g, w = s, torch.empty_like(s), s  # drm and w are not read unless they are set below
+    mode = "off"
+    if objective.drm and not softsort.tiled(s):
+        mode, w = "sorted", training_rank_weights(objective, s.dtype, s.device)
+    elif objective.drm:
+        mode, mask = "given", torch.ones_like(s, dtype=torch.bool)
+        y = (torch.arange(n, device=s.device) < objective.rho).to(s.dtype).expand_as(s)
+        drm, g = softsort_tiled.drm_lists(
+            s, y, rank_weights(s, y, objective.K, objective.weight, mask), objective.tau, mask
+        )
+    sizes = losses_sizes(n)
+    launch(
+        _losses_kernel,
+        (triton.cdiv(B, sizes["BLOCK_LISTS"]),),
+        s,
+        w,
+        drm,
+        losses,
+        g,
+        B=B,
+        n=n,
+        rho=objective.rho,
+        K=objective.K,
+        tau=objective.tau,
+        lam=objective.lam,
+        margin=objective.margin,
+        ratio=n_items / max(1, n - objective.rho),
+        temperature=objective.temperature,
+        psl_scale=objective.psl_scale,
+        DRM=mode,
+        AP=objective.weight == "ap",
+        HINGE=objective.hinge,
+        MSE=objective.mse,
+        SOFTMAX=objective.softmax,
+        PSL=objective.psl,
+        BPR=objective.bpr,
+        **sizes,
+    )
+    return g

@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from drm_triton.kernels import alone, streams
+from drm_triton.kernels import streams
 from drm_triton.kernels.checks import check_sample
+from drm_triton.kernels.gpu.launch import launch, register_limit
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
 
 ORDER = tl.constexpr(streams.ORDER)
@@ -30,9 +31,16 @@ FEISTEL_ROUNDS = tl.constexpr(streams.FEISTEL_ROUNDS)
 
 # 256 draws per warp, 8 per thread.
 SHARED_SIZES = {"BLOCK_GROUPS": 4, "BLOCK_NEGATIVES": 64, "num_warps": 1}
-# With 16 lists per program, the scalar work of a list (its permutation and searches) fills the lanes of a warp.
-# 64 negatives per iteration cover eta = 15 * rho up to rho = 4 in one iteration, 8 per thread.
-SAMPLE_SIZES = {"BLOCK_LISTS": 16, "BLOCK_POSITIVES": 4, "BLOCK_NEGATIVES": 64, "num_warps": 4}
+
+
+def sample_sizes(rho: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_sample_kernel`: a warp, whose lanes do the scalar work of a list each.
+
+    A thread searches 8 negatives at a time, with up to 200 registers. With 16, it would need more than 255.
+    """
+    block_positives = min(4, triton.next_power_of_2(rho))
+    sizes = {"BLOCK_LISTS": 32, "BLOCK_POSITIVES": block_positives, "BLOCK_NEGATIVES": 8, "num_warps": 1}
+    return {**sizes, **register_limit(200)}
 
 
 @triton.jit
@@ -107,30 +115,40 @@ def _permute(index, size, key0, key1, key2, key3):
 def _count_at_most(base_ptr, length, step, target, SLOPE: tl.constexpr):
     """Count the i < length with base[i] - SLOPE * i <= target. These differences must not decrease.
 
-    Binary search, one bit of the count at a time: `step` is a power of two, at least half of the largest count.
+    Binary search, one bit of the count at a time: `step` is a power of two, at least half of the largest count. It uses
+    integers of the type of `target`. A uint32 is enough for items, and takes half the instructions of an int64.
     """
-    count = tl.zeros_like(target)
+    count, length, step = tl.zeros_like(target), length.to(target.dtype), step.to(target.dtype)
     while step > 0:
         last = count + step - 1
-        value = tl.load(base_ptr + last, mask=last < length, other=0).to(tl.int64) - SLOPE * last
+        value = tl.load(base_ptr + last, mask=last < length, other=0).to(target.dtype) - SLOPE * last
         count = tl.where((last < length) & (value <= target), last + 1, count)
         step = step >> 1
     return count
 
 
-@triton.jit(do_not_specialize=["seed", "epoch", "first_group", "n_groups"])
+@triton.jit
+def _outside(words, row_ptr, degree, outside, step):
+    """Return uniform items outside a user's row of `degree` items, from uniform words; there are `outside` of them."""
+    rank = _below(words, outside)
+    return (rank + _count_at_most(row_ptr, degree, step, rank, SLOPE=1)).to(tl.int32)
+
+
+# Arguments that depend on the data are not specialised: the kernel that `warm_up` compiles is the one that runs.
+@triton.jit(do_not_specialize=["seed", "n_groups", "n_items"])
 def _shared_kernel(
+    clock_ptr,  # int64 [2]: epoch, first list
     shared_ptr,  # int32 [n_groups, eta], out
     seed: tl.int64,
-    epoch: tl.int64,
-    first_group: tl.int64,
     n_groups: tl.int64,
     n_items: tl.int64,
     eta: tl.int64,
+    share: tl.int64,
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_NEGATIVES: tl.constexpr,
 ):
     """Draw the negatives that the lists of a group share."""
+    epoch, first_group = tl.load(clock_ptr), tl.load(clock_ptr + 1) // share
     group = tl.program_id(0).to(tl.int64) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)
     offs_n = tl.program_id(1).to(tl.int64) * BLOCK_NEGATIVES + tl.arange(0, BLOCK_NEGATIVES)
     block = tl.program_id(1) * (BLOCK_NEGATIVES // 4) + tl.arange(0, BLOCK_NEGATIVES // 4)
@@ -142,8 +160,26 @@ def _shared_kernel(
     tl.store(shared_ptr + group[:, None] * eta + offs_n[None, :], item, mask=inside)
 
 
-@triton.jit(do_not_specialize=["seed", "epoch", "start", "n_out", "n_lists"])
+@triton.jit
+def _store_positives(
+    seed, epoch, ident, offset, indices_row, degree, items_row, mask, rho, BLOCK_POSITIVES: tl.constexpr
+):
+    """Store items number offset .. offset + rho - 1 of each user, under the permutation that `ident` keys."""
+    offs_p = tl.arange(0, BLOCK_POSITIVES)[None, :]
+    key0, key1, key2, key3 = _words(seed, epoch, POSITIVES, ident, tl.zeros_like(ident).to(tl.uint32))
+    for t in range(0, rho, BLOCK_POSITIVES):
+        index = (offset[:, None] + t + offs_p) % degree[:, None]
+        size = degree[:, None] + tl.zeros_like(index)
+        position = _permute(index, size, key0[:, None], key1[:, None], key2[:, None], key3[:, None])
+        item = tl.load(indices_row[:, None] + position)
+        tl.store(items_row + t + offs_p, item, mask=mask[:, None] & (t + offs_p < rho))
+
+
+@triton.jit(
+    do_not_specialize=["seed", "n_out", "n_lists", "n_users", "n_eligible", "n_items", "user_step", "item_step"]
+)
 def _sample_kernel(
+    clock_ptr,  # int64 [2]: epoch, first list
     first_list_ptr,  # int64 [n_users + 1]
     eligible_ptr,  # int32 [n_eligible]
     indptr_ptr,  # int64 [n_users + 1]
@@ -153,8 +189,6 @@ def _sample_kernel(
     shared_ptr,  # int32 [groups, eta], read if SHARED
     replaced_ptr,  # bool [n_out, eta], out if SHARED
     seed: tl.int64,
-    epoch: tl.int64,
-    start: tl.int64,
     n_out: tl.int64,
     n_lists: tl.int64,
     n_users: tl.int64,
@@ -171,6 +205,7 @@ def _sample_kernel(
     BLOCK_POSITIVES: tl.constexpr,
     BLOCK_NEGATIVES: tl.constexpr,
 ):
+    epoch, start = tl.load(clock_ptr), tl.load(clock_ptr + 1)
     out = tl.program_id(0).to(tl.int64) * BLOCK_LISTS + tl.arange(0, BLOCK_LISTS)
     mask = out < n_out
     number = tl.minimum(out, n_out - 1) + start  # lanes past the end repeat the last list, unstored
@@ -193,14 +228,9 @@ def _sample_kernel(
     degree = tl.load(indptr_ptr + user + 1) - begin
     items_row = items_ptr + out[:, None] * (rho + eta)
 
-    offs_p = tl.arange(0, BLOCK_POSITIVES)[None, :]
-    key0, key1, key2, key3 = _words(seed, epoch, POSITIVES, positives_ident, zero.to(tl.uint32))
-    for t in range(0, rho, BLOCK_POSITIVES):
-        index = (offset[:, None] + t + offs_p) % degree[:, None]
-        size = degree[:, None] + tl.zeros_like(index)
-        position = _permute(index, size, key0[:, None], key1[:, None], key2[:, None], key3[:, None])
-        item = tl.load(indices_ptr + begin[:, None] + position)
-        tl.store(items_row + t + offs_p, item, mask=mask[:, None] & (t + offs_p < rho))
+    _store_positives(
+        seed, epoch, positives_ident, offset, indices_ptr + begin, degree, items_row, mask, rho, BLOCK_POSITIVES
+    )
 
     offs_n = tl.arange(0, BLOCK_NEGATIVES)[None, :]
     block = tl.arange(0, BLOCK_NEGATIVES // 4)[None, :].to(tl.uint32) + tl.zeros_like(number).to(tl.uint32)[:, None]
@@ -210,26 +240,51 @@ def _sample_kernel(
     step = item_step
     while step > longest:
         step = step >> 1
+    group = (out.to(tl.uint32) // share.to(tl.uint32)).to(tl.int64)  # a call has fewer than 2^31 lists
     for t in range(0, eta, BLOCK_NEGATIVES):
         inside = mask[:, None] & (t + offs_n < eta)
-        words = _negative_words(seed, epoch, ident, block)
-        rank = _below(words, outside).to(tl.int64)  # among the items outside the user's row
-        item = rank + _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, rank, SLOPE=1)
         if SHARED:
-            shared = tl.load(shared_ptr + (out // share)[:, None] * eta + t + offs_n, mask=inside, other=0).to(tl.int64)
-            at_most = _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, shared, SLOPE=0)
-            nearest = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-1)
-            replaced = nearest == shared
-            item = tl.where(replaced, item, shared)
+            item = tl.load(shared_ptr + group[:, None] * eta + t + offs_n, mask=inside, other=-1)
+            at_most = _count_at_most(indices_ptr + begin[:, None], degree[:, None], step, item.to(tl.uint32), SLOPE=0)
+            nearest = tl.load(indices_ptr + begin[:, None] + at_most - 1, mask=at_most > 0, other=-2)
+            replaced = nearest == item
             tl.store(replaced_ptr + out[:, None] * eta + t + offs_n, replaced, mask=inside)
-        tl.store(items_row + rho + t + offs_n, item.to(tl.int32), mask=inside)
+            if tl.max(tl.max(replaced.to(tl.int32), axis=1), axis=0) > 0:  # rarely, in a large catalogue
+                words = _negative_words(seed, epoch, ident, block)
+                own = _outside(words, indices_ptr + begin[:, None], degree[:, None], outside, step)
+                item = tl.where(replaced, own, item)
+        else:
+            words = _negative_words(seed, epoch, ident, block)
+            item = _outside(words, indices_ptr + begin[:, None], degree[:, None], outside, step)
+        tl.store(items_row + rho + t + offs_n, item, mask=inside)
         block += BLOCK_NEGATIVES // 4
 
 
 def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
     """Draw lists number start .. stop - 1 of an epoch, equal to those of `reference` to the bit."""
     check_sample(plan, epoch, start, stop)
-    device, n_out, n_users = plan.indptr.device, stop - start, len(plan.indptr) - 1
+    return sample_at(plan, clock_at(epoch, start, plan.indptr.device), stop - start)
+
+
+def clock_at(epoch: int, start: int, device: torch.device) -> torch.Tensor:
+    """Return int64 [2] with an epoch and a list number. Filling does not make the host wait, copying would."""
+    clock = torch.empty(2, dtype=torch.int64, device=device)
+    set_clock(clock, epoch, start)
+    return clock
+
+
+def set_clock(clock: torch.Tensor, epoch: int, start: int) -> None:
+    """Set what `clock_at` returned to another epoch and list number."""
+    clock[0].fill_(epoch)
+    clock[1].fill_(start)
+
+
+def sample_at(plan: ListPlan, clock: torch.Tensor, n_out: int) -> ListBatch:
+    """Draw `n_out` lists from the epoch and the list number on that `clock` holds on the device.
+
+    The host knows neither, so the launches are the same for every step and can be captured in a graph.
+    """
+    device, n_users = plan.indptr.device, len(plan.indptr) - 1
     users = torch.empty(n_out, dtype=torch.int32, device=device)
     items = torch.empty(n_out, plan.n, dtype=torch.int32, device=device)
     shared = None
@@ -245,18 +300,23 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         return batch
     if shared is not None:
         blocks_of_groups = triton.cdiv(n_groups, SHARED_SIZES["BLOCK_GROUPS"])
-        _shared_kernel[(blocks_of_groups, triton.cdiv(plan.eta, SHARED_SIZES["BLOCK_NEGATIVES"]))](
+        launch(
+            _shared_kernel,
+            (blocks_of_groups, triton.cdiv(plan.eta, SHARED_SIZES["BLOCK_NEGATIVES"])),
+            clock,
             shared.items,
             seed=plan.seed,
-            epoch=epoch,
-            first_group=start // plan.share,
             n_groups=n_groups,
             n_items=plan.n_items,
             eta=plan.eta,
+            share=plan.share,
             **SHARED_SIZES,
-            enable_fp_fusion=True,
         )
-    _sample_kernel[(triton.cdiv(n_out, SAMPLE_SIZES["BLOCK_LISTS"]),)](
+    sizes = sample_sizes(plan.rho)
+    launch(
+        _sample_kernel,
+        (triton.cdiv(n_out, sizes["BLOCK_LISTS"]),),
+        clock,
         plan.first_list,
         plan.eligible_users,
         plan.indptr,
@@ -266,8 +326,6 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         items if shared is None else shared.items,  # not used without SHARED
         items if shared is None else shared.replaced,
         seed=plan.seed,
-        epoch=epoch,
-        start=start,
         n_out=n_out,
         n_lists=plan.n_lists,
         n_users=n_users,
@@ -280,12 +338,6 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
         item_step=1 << (plan.n_items.bit_length() - 1),
         PROPORTIONAL=plan.user_sampling == "proportional",
         SHARED=plan.share > 1,
-        **SAMPLE_SIZES,
-        enable_fp_fusion=True,
+        **sizes,
     )
     return batch
-
-
-def sample_users(plan: ListPlan, seeds: torch.Tensor, epoch: int, most: int) -> ListBatch:
-    """Draw the lists of each user as if the user were alone, at most `most` of a user."""
-    return alone.sample_users(sample_lists, plan, seeds, epoch, most)

@@ -7,8 +7,13 @@ Gradient, with q = dL/dQ:   dz_k = w_k P_k (q - <P_k, q>) / tau,   G = sum_k dz_
 These are the P_k and the gradient of `reference` without the terms that cancel: see `kernels/cpu/softsort.py`.
 DRM:   r = y - Q,   L = ||r||^2,   q = -2 r
 
-A list of up to MAX_ITEMS items is one program. The n x n differences and the P_k are tiles in registers, and a list is
-read once and written once. Longer lists are computed by `softsort_tiled`. Ragged lists have a mask. A masked entry has
+The sums over pairs are running sums over the sorted list, with places j = 0 .. n - 1:
+    R_j = sum_{i <= j} i (s_{i-1} - s_i)                           # no term is negative, so nothing cancels
+    sum_l ... = (first + last + 1) G_j + C_{first-1} + C_last      # C: running sums of G
+where first .. last are the places of the items with the score s_j, place j alone unless there are ties.
+
+A program sorts and computes some lists of up to MAX_ITEMS items in registers. Each is read once and written once.
+Longer lists, and lists in float64, are computed by `softsort_tiled`. Ragged lists have a mask. A masked entry has
 Q = ds = 0 for any score, and n is the number of the other entries. A list with a score that is not finite gives NaN.
 """
 
@@ -19,119 +24,130 @@ from torch import Tensor
 
 from drm_triton.kernels.checks import check_softsort
 from drm_triton.kernels.gpu import softsort_tiled
+from drm_triton.kernels.gpu.launch import launch, register_limit
+from drm_triton.kernels.gpu.ordered import float_of, ordered
 
-MAX_ITEMS = 128  # with 4 warps; longer lists are divided into tiles, with several programs per list
+MAX_ITEMS = 128  # longer lists are divided into tiles, with several programs per list
 
 
-def softsort_sizes(n: int, k: int) -> dict[str, int]:
-    """Return tile sizes and warps for lists of n items with cut-off k."""
+def softsort_sizes(n: int) -> dict[str, int]:
+    """Return tile sizes and warps for lists of n items: a warp, with 8 entries per thread.
+
+    In one warp, sorts and running sums exchange values without shared memory. With all losses, a thread needs about 130
+    registers, and 186 on sm_75. There is room for 10 to 12 warps.
+    """
     block_n = max(16, triton.next_power_of_2(n))
-    # All ranks of the paper's K = rho <= 5 in one iteration. More than 8 ranks cost registers and gain little.
-    block_k = min(8, triton.next_power_of_2(k))
-    # A warp per 32 items: the pairwise sums need no exchange between warps.
-    return {"BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": max(1, block_n // 32)}
+    return {"BLOCK_LISTS": 256 // block_n, "BLOCK_N": block_n, "num_warps": 1, **register_limit(192)}
 
 
-# The functions below work on one list in registers, s [BLOCK_N]. Entries that are padding or masked ("dead") are NaN in
-# s. Every comparison with NaN is false, so the pairwise sums need no mask.
-# The n x n differences are computed in strips [STRIP, BLOCK_N]: few registers, and no strip beyond n.
-STRIP = tl.constexpr(16)
+# The functions below work on a tile of lists in registers, s [lists, places]. Entries that are padding or masked
+# ("dead") are sorted to the end.
 
 
 @triton.jit
 def nan_or_zero(s, live):
-    """Return NaN if a live score is not finite, else 0. Added to every result: a NaN in s looks like a dead entry."""
-    return tl.where(tl.sum(tl.where(live, tl.abs(s), 0.0), axis=0) < float("inf"), 0.0, float("nan")).to(s.dtype)
+    """Return NaN for each list with a live score that is not finite, else 0, to be added to every result: [lists]."""
+    return tl.where(tl.sum(tl.where(live, tl.abs(s), 0.0), axis=1) < float("inf"), 0.0, float("nan")).to(s.dtype)
 
 
 @triton.jit
-def _strip(x, start):
-    """Return entries start .. start + STRIP - 1 of x: [STRIP, 1]."""
-    return tl.gather(x, start + tl.arange(0, STRIP), 0)[:, None]
+def sort_lists(s, live):
+    """Sort the live scores of each list in descending order, equal ones by position; return them and their positions.
 
-
-@triton.jit
-def above_sums(s, n):
-    """Return R_j = sum_l max(0, s_l - s_j): [BLOCK_N]."""
-    total = tl.zeros((STRIP, s.shape[0]), s.dtype)
-    for start in range(0, n, STRIP):
-        above = _strip(s, start) - s[None, :]
-        total += tl.where(above > 0, above, 0.0)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def pair_sums(s, G, n):
-    """Return sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l): [BLOCK_N]."""
-    total = tl.zeros((STRIP, s.shape[0]), s.dtype)
-    for start in range(0, n, STRIP):
-        s_l = _strip(s, start)
-        times = (s_l >= s[None, :]).to(s.dtype) + (s_l > s[None, :]).to(s.dtype)
-        total += times * (G[None, :] + _strip(G, start))
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def hard_rank(s, n):
-    """Return the position of each entry in descending order, from 0, ties to the lower index: [BLOCK_N]."""
-    index = tl.arange(0, s.shape[0])[None, :]
-    total = tl.zeros((STRIP, s.shape[0]), tl.int32)
-    for start in range(0, n, STRIP):
-        s_l, index_l = _strip(s, start), start + tl.arange(0, STRIP)[:, None]
-        total += ((s_l > s[None, :]) | ((s_l == s[None, :]) & (index_l < index))).to(tl.int32)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def relaxed_rows(s, R, rank, tau):
-    """Return 1 - 2k and P_k for a tile of ranks: [BLOCK_K, 1], [BLOCK_K, BLOCK_N]; dead entries are 0."""
-    c = (1 - 2 * rank).to(s.dtype)[:, None]
-    live = (s == s)[None, :]
-    z = tl.where(live, (c * s[None, :] - 2 * R[None, :]) / tau, float("-inf"))
-    e = tl.exp(tl.where(live, z - tl.max(z, axis=1)[:, None], float("-inf")))
-    Z = tl.sum(e, axis=1)[:, None]
-    return c, e / tl.where(Z > 0, Z, 1.0)  # 0 for a list with no live entry
-
-
-@triton.jit
-def rank_weight(w_ptr, rank, K, positive_ranks, AP: tl.constexpr):
-    """Return w_k [BLOCK_K, 1], 0 beyond K.
-
-    Under AP, w_ptr holds 1 / (k min(K, #positives)), and the result is this times the hits up to k. positive_ranks
-    [BLOCK_N], used under AP only, holds the hard rank of the positives and a number beyond every rank for other items.
+    What follows them in a row are the dead entries.
     """
-    w = tl.load(w_ptr + rank - 1, mask=rank <= K, other=0.0)[:, None]
+    position = tl.arange(0, s.shape[1])[None, :]
+    score = tl.where(live, ordered(s + 0.0), -(2**31))  # + 0.0: -0.0 has the place of 0.0. No score is -2^31.
+    key = (score.to(tl.int64) << 32) | (~position).to(tl.uint32).to(tl.int64)
+    key = tl.sort(key, dim=1, descending=True)
+    return float_of((key >> 32).to(tl.int32)), ~key.to(tl.int32)
+
+
+@triton.jit
+def neighbours(x, step: tl.constexpr):
+    """Return the entry `step` places on of each list, the last one beyond the ends."""
+    n: tl.constexpr = x.shape[1]
+    place = tl.minimum(tl.maximum(tl.arange(0, n) + step, 0), n - 1)
+    return tl.gather(x, tl.broadcast_to(place[None, :], x.shape), 1)
+
+
+@triton.jit
+def above_sums(s, place, live):
+    """Return R_j = sum_l max(0, s_l - s_j) of sorted lists."""
+    return tl.cumsum(tl.where(live, place * (neighbours(s, -1) - s), 0.0), axis=1)
+
+
+@triton.jit
+def larger(a, b):
+    """Return the larger number."""
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    """Return the smaller number."""
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def pair_sums(s, G, place, live):
+    """Return sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l) of sorted lists. G is 0 at dead entries."""
+    C = tl.cumsum(G, axis=1)
+    total = 2 * (place * G + C)
+    tie = live & (place > 0) & (neighbours(s, -1) == s)  # with the entry before
+    if tl.max(tl.max(tie.to(tl.int32), axis=1), axis=0) > 0:
+        first = tl.associative_scan(tl.where(tie, 0, tl.broadcast_to(place, s.shape)), 1, larger)
+        goes_on = (neighbours(tie.to(tl.int32), 1) > 0) & (place < s.shape[1] - 1)
+        last = tl.associative_scan(tl.where(goes_on, s.shape[1], place), 1, smaller, reverse=True)
+        above = tl.where(first > 0, tl.gather(C, tl.maximum(first - 1, 0), 1), 0.0)
+        total = (first + last + 1) * G + above + tl.gather(C, last, 1)
+    return total
+
+
+@triton.jit
+def relaxed_row(s, R, live, k, tau):
+    """Return P_k of sorted lists; dead entries are 0."""
+    z = tl.where(live, ((1 - 2 * k) * s - 2 * R) / tau, float("-inf"))
+    e = tl.where(live, tl.exp(z - tl.max(z, axis=1)[:, None]), 0.0)
+    Z = tl.sum(e, axis=1)[:, None]
+    return e * (1 / tl.where(Z > 0, Z, 1.0))  # 0 for a list with no live entry
+
+
+@triton.jit
+def rank_weight(w_row, k, hit, place, AP: tl.constexpr):
+    """Return w_k of each list: [lists, 1].
+
+    Under AP, w_row holds 1 / (k min(K, #positives)), and the result is this times the number of positives (`hit`) among
+    the first k.
+    """
+    w = tl.load(w_row + (k - 1))
     if AP:
-        w *= tl.sum((positive_ranks[None, :] < rank[:, None]).to(w.dtype), axis=1)[:, None]
+        w *= tl.sum((hit & (place < k)).to(w.dtype), axis=1)[:, None]
     return w
 
 
 @triton.jit
-def soft_topk(s, R, w_ptr, K, tau, positive_ranks, AP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return Q = sum_k w_k P_k: [BLOCK_N]."""
+def soft_topk(s, R, live, w_row, K, tau, hit, place, AP: tl.constexpr):
+    """Return Q = sum_k w_k P_k of sorted lists."""
     Q = tl.zeros_like(s)
-    for start in range(1, K + 1, BLOCK_K):
-        rank = start + tl.arange(0, BLOCK_K)
-        _, P = relaxed_rows(s, R, rank, tau)
-        Q += tl.sum(rank_weight(w_ptr, rank, K, positive_ranks, AP) * P, axis=0)
+    for k in range(1, K + 1):
+        Q += rank_weight(w_row, k, hit, place, AP) * relaxed_row(s, R, live, k, tau)
     return Q
 
 
 @triton.jit
-def soft_topk_gradient(s, R, q, w_ptr, n, K, tau, positive_ranks, AP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return the gradient ds for an upstream gradient q = dL/dQ, zero for dead entries: [BLOCK_N]."""
+def soft_topk_gradient(s, R, live, q, w_row, K, tau, hit, place, AP: tl.constexpr):
+    """Return the gradient ds of sorted lists for an upstream gradient q = dL/dQ, zero for dead entries."""
     ds, G = tl.zeros_like(s), tl.zeros_like(s)
-    for start in range(1, K + 1, BLOCK_K):
-        rank = start + tl.arange(0, BLOCK_K)
-        c, P = relaxed_rows(s, R, rank, tau)
-        w = rank_weight(w_ptr, rank, K, positive_ranks, AP)
-        dz = w * P * (q[None, :] - tl.sum(P * q[None, :], axis=1)[:, None]) / tau
-        ds += tl.sum(c * dz, axis=0)
-        G += tl.sum(dz, axis=0)
-    return tl.where(s == s, ds + pair_sums(s, G, n), 0.0)
+    for k in range(1, K + 1):
+        P = relaxed_row(s, R, live, k, tau)
+        dz = rank_weight(w_row, k, hit, place, AP) * P * (q - tl.sum(P * q, axis=1)[:, None]) / tau
+        ds += (1 - 2 * k) * dz
+        G += dz
+    return tl.where(live, ds + pair_sums(s, G, place, live), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _lists_kernel(
     s_ptr,  # [B, n]
     q_or_y_ptr,  # [B, n]: the upstream gradient q for "backward", the relevance y for "drm", unused for "forward"
@@ -139,47 +155,58 @@ def _lists_kernel(
     mask_ptr,  # bool [B, n]
     loss_ptr,  # [B], out for "drm"
     out_ptr,  # [B, n]: Q for "forward", else ds
+    B: tl.int64,
     n: tl.int32,
     K: tl.int32,
     tau: tl.float64,
     MODE: tl.constexpr,
+    BLOCK_LISTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask_n = offs_n < n
-    live = tl.load(mask_ptr + row * n + offs_n, mask=mask_n, other=0) != 0
-    s = tl.load(s_ptr + row * n + offs_n, mask=live, other=float("nan"))
+    row = tl.program_id(0).to(tl.int64) * BLOCK_LISTS + tl.arange(0, BLOCK_LISTS)
+    place = tl.arange(0, BLOCK_N)[None, :]
+    inside = (row < B)[:, None] & (place < n)
+    entry = row[:, None] * n + place
+    live = tl.load(mask_ptr + entry, mask=inside, other=0) != 0
+    s = tl.load(s_ptr + entry, mask=live, other=0.0)
     nan = nan_or_zero(s, live)
+    n_live = tl.sum(live.to(tl.int32), axis=1)[:, None]
+    s, position = sort_lists(s, live)
+    entry, live = row[:, None] * n + position, place < n_live
+    inside = (row < B)[:, None] & (position < n)
     tau = tl.full((), tau, s.dtype)
-    w_row = w_ptr + row * K
-    R = above_sums(s, n)
+    w_row = w_ptr + tl.minimum(row, B - 1)[:, None] * K
+    R = above_sums(s, place, live)
     if MODE != "forward":
-        q_or_y = tl.load(q_or_y_ptr + row * n + offs_n, mask=live, other=0.0)
+        q_or_y = tl.load(q_or_y_ptr + entry, mask=live, other=0.0)
     if MODE != "backward":
-        Q = soft_topk(s, R, w_row, K, tau, offs_n, False, BLOCK_K)
+        Q = soft_topk(s, R, live, w_row, K, tau, live, place, False)
     if MODE == "forward":
-        tl.store(out_ptr + row * n + offs_n, tl.where(live, Q + nan, 0.0), mask=mask_n)
+        tl.store(out_ptr + entry, tl.where(live, Q + nan[:, None], 0.0), mask=inside)
     else:
         q = q_or_y
         if MODE == "drm":
             r = tl.where(live, q_or_y - Q, 0.0)
-            tl.store(loss_ptr + row, tl.sum(r * r, axis=0) + nan)
+            tl.store(loss_ptr + row, tl.sum(r * r, axis=1) + nan, mask=row < B)
             q = -2 * r
-        ds = soft_topk_gradient(s, R, q, w_row, n, K, tau, offs_n, False, BLOCK_K)
-        tl.store(out_ptr + row * n + offs_n, tl.where(live, ds + nan, 0.0), mask=mask_n)
+        ds = soft_topk_gradient(s, R, live, q, w_row, K, tau, live, place, False)
+        tl.store(out_ptr + entry, tl.where(live, ds + nan[:, None], 0.0), mask=inside)
 
 
-def _launch(mode: str, s: Tensor, q_or_y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
+def tiled(s: Tensor) -> bool:
+    """Return whether lists with scores s [B, n] are computed by `softsort_tiled`."""
+    return s.shape[1] > MAX_ITEMS or s.dtype == torch.float64
+
+
+def _run(mode: str, s: Tensor, q_or_y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Run `_lists_kernel`, with copies of tensors that are not contiguous; return loss [B] and Q or ds [B, n]."""
     s, q_or_y, w, mask = s.contiguous(), q_or_y.contiguous(), w.contiguous(), mask.contiguous()
     (B, n), K = s.shape, w.shape[1]
     loss, out = s.new_empty(B), torch.empty_like(s)
     if B > 0:
-        _lists_kernel[(B,)](
-            s, q_or_y, w, mask, loss, out, n=n, K=K, tau=tau, MODE=mode, **softsort_sizes(n, K), enable_fp_fusion=True
-        )
+        sizes = softsort_sizes(n)
+        grid = (triton.cdiv(B, sizes["BLOCK_LISTS"]),)
+        launch(_lists_kernel, grid, s, q_or_y, w, mask, loss, out, B=B, n=n, K=K, tau=tau, MODE=mode, **sizes)
     return loss, out
 
 
@@ -197,22 +224,22 @@ def soft_topk_forward(s: Tensor, w: Tensor, tau: float, mask: Tensor) -> Tensor:
     [B, n]
     """
     check_softsort("soft_topk_forward", s, w, tau, mask)
-    if s.shape[1] > MAX_ITEMS:
+    if tiled(s):
         return softsort_tiled.soft_topk_forward(s, w, tau, mask)
-    return _launch("forward", s, s, w, tau, mask)[1]
+    return _run("forward", s, s, w, tau, mask)[1]
 
 
 def soft_topk_backward(s: Tensor, w: Tensor, tau: float, mask: Tensor, q: Tensor) -> Tensor:
     """Compute the gradient ds [B, n] for an upstream gradient q = dL/dQ [B, n]; see `soft_topk_forward`."""
     check_softsort("soft_topk_backward", s, w, tau, mask, q=q)
-    if s.shape[1] > MAX_ITEMS:
+    if tiled(s):
         return softsort_tiled.soft_topk_backward(s, w, tau, mask, q)
-    return _launch("backward", s, q, w, tau, mask)[1]
+    return _run("backward", s, q, w, tau, mask)[1]
 
 
 def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the DRM loss ||y - Q||^2 of each list [B] and its gradient to the scores [B, n], for y [B, n]."""
     check_softsort("drm_lists", s, w, tau, mask, y=y)
-    if s.shape[1] > MAX_ITEMS:
+    if tiled(s):
         return softsort_tiled.drm_lists(s, y, w, tau, mask)
-    return _launch("drm", s, y, w, tau, mask)
+    return _run("drm", s, y, w, tau, mask)

@@ -4,45 +4,46 @@ With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] x_b to the g
 2 coefficients[b, j] (x_b - row) under `l2`. For each row, in the order of the terms:
     grad = sum of its terms,   state += grad^2,   row -= lr grad / (sqrt(state) + eps),   row /= max(1, ||row||)
 
-Every term has a key, its row. The keys are sorted (stable), so the terms of a row are adjacent. A program takes
-KEYS_PER_PROGRAM sorted keys. For each row that begins among them, it sums all terms of the row, BLOCK_TERMS at a time,
-and takes the step. Each row has one owner and one order of summation: no atomics, the same bits in every run, and the
-B x m x d gradients of the terms are never stored. With a dense gradient, every row has one more key, so that every row
-is visited.
-
 Merged terms. A group of lists that share negatives adds to a shared item once, not once per list. With c_jt the
 coefficient of list t at the shared item j, 0 if the list replaced the item:
 
-    vector_sums [eta, d] = c [eta, lists] x [lists, d]      coefficient_sums [eta] = c 1
+    sums [eta, d] = c [eta, lists] x [lists, d]      totals [eta] = c 1
 
-The group adds vector_sums_j under `dot`, and 2 (vector_sums_j - coefficient_sums_j row) under `l2`, to the gradient of
-shared item j. The keys are those of the merged terms, followed by one for each of the B m terms. A term that was merged
-has the key NO_ROW. This key sorts before all rows and is skipped. So no size depends on the data, and the host does not
-wait for the device. With m = 46, one positive and groups of 32 lists, one term in eighteen remains to be added.
+The group adds sums_j under `dot`, and 2 (sums_j - totals_j row) under `l2`, to the gradient of shared item j. With
+m = 46, one positive and groups of 32 lists, one term in nineteen remains to be added.
 
-`_merge_kernel` executes 2 m d operations per list. It reads 4 (m + d + 1) + eta bytes and writes 4 m, and 4 eta (d + 2)
-per group. It reads the vectors again for each further BLOCK_N columns, and the coefficients for each further BLOCK_D
-factors. The caches hold both.
+Entries are the merged terms, followed by the B m terms. `buckets` groups those that remain by row, in their order. Then
+two kernels sum and take the step:
+
+    fold   the sum of each full chunk of CHUNK entries of a row, for rows with that many
+    step   per row: the sums of its chunks, then the other entries, and the step
+
+So a popular row is summed by many programs, and each row has one owner and one order of summation: no float atomics,
+the same bits in every run, and the B x m x d gradients of the terms are never stored. With a dense gradient, every row
+is visited, otherwise those with entries.
 
 On a GPU, the host does not read the values of rows and sources. A term with a source outside `vectors` makes its row
 NaN. Rows outside the table are skipped and fail an assertion on the device.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from drm_triton.errors import InputError
 from drm_triton.kernels import protocol
 from drm_triton.kernels.checks import check_update
+from drm_triton.kernels.gpu.buckets import LIVE, NO_ROW, OUTSIDE, TOUCHED, group_entries
+from drm_triton.kernels.gpu.launch import launch, register_limit
 from drm_triton.kernels.protocol import GradientTerms, SharedNegatives
-from drm_triton.names import Score
+from drm_triton.names import MAX_INT32, Score
 
 ADAGRAD_EPS = tl.constexpr(protocol.ADAGRAD_EPS)
-NO_ROW = tl.constexpr(-1)  # key of a merged term
-BAD_ROW = tl.constexpr(-2)  # key of a term whose row is negative
+BAD_ROW = tl.constexpr(-2)  # for a shared item that is negative, which NO_ROW would hide
+CHUNK = tl.constexpr(16)  # entries of a row that are folded
 MAX_MERGED = 64  # lists in a merged term. Larger groups are divided: a batch has few of them, too few for a GPU
 
 
@@ -53,32 +54,30 @@ MAX_MERGED = 64  # lists in a merged term. Larger groups are divided: a batch ha
 def merge_sizes(d: int) -> dict[str, int]:
     """Return tile sizes and warps of `_merge_kernel` for d factors.
 
-    16 columns per program waste none of the paper's n = 16 rho. A batch has few groups, so small tiles keep more of a
-    GPU busy. Without tensor cores, a product holds BLOCK_LISTS values of each of its rows and columns in registers. A
-    thread uses about 64 registers with 16 lists, and spills with 32.
+    16 columns per program waste none of the paper's eta = 15 rho but the last. A batch has few groups, so small tiles
+    keep more of a GPU busy. Without tensor cores, a product holds BLOCK_LISTS values of each of its rows and columns in
+    registers. A thread uses about 64 registers with 16 lists, and spills with 32.
     """
     block_d = max(16, min(64, triton.next_power_of_2(d)))
     return {"BLOCK_N": 16, "BLOCK_LISTS": 16, "BLOCK_D": block_d, "num_warps": 4}
 
 
-@triton.jit(do_not_specialize=["B", "n_vectors", "n_merged", "group_size", "tile_size", "tiles_of_group", "tiles_of_n"])
+@triton.jit(do_not_specialize=["B", "n_vectors", "group_size", "tile_size", "tiles_of_group", "blocks_of_n"])
 def _merge_kernel(
-    rows_ptr,  # int32 [B, m]
     coefficients_ptr,  # [B, m]
     vectors_ptr,  # [*, d]
     sources_ptr,  # int32 [B]
     shared_ptr,  # int32 [groups, eta]: shared items
     replaced_ptr,  # bool [B, eta]
-    keys_ptr,  # int32 [n_merged + B m], out
-    vector_sums_ptr,  # [n_merged, d], out
-    coefficient_sums_ptr,  # [n_merged], out
+    merged_rows_ptr,  # int32 [n_merged], out
+    sums_ptr,  # [n_merged, d], out
+    totals_ptr,  # [n_merged], out
     B: tl.int64,
     n_vectors: tl.int64,
-    n_merged: tl.int64,
     group_size: tl.int64,  # lists in a group
     tile_size: tl.int64,  # lists of a group that are merged
     tiles_of_group: tl.int64,
-    tiles_of_n: tl.int32,
+    blocks_of_n: tl.int32,
     m: tl.int32,
     eta: tl.int32,
     d: tl.int32,
@@ -86,33 +85,25 @@ def _merge_kernel(
     BLOCK_LISTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Merge one tile of lists, BLOCK_N columns and BLOCK_D factors; the first block of factors writes the keys."""
-    tile = (tl.program_id(0) // tiles_of_n).to(tl.int64)
+    """Merge one tile of lists, BLOCK_N shared negatives and BLOCK_D factors; the first block of factors writes rows."""
+    tile = (tl.program_id(0) // blocks_of_n).to(tl.int64)
     group = tile // tiles_of_group
-    offs_n = (tl.program_id(0) % tiles_of_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_n = offs_n < m
-    negative = offs_n - (m - eta)  # position among the negatives
-    mask_negative = mask_n & (negative >= 0)
+    negative = (tl.program_id(0) % blocks_of_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     block_of_d = tl.program_id(1)
     offs_d = block_of_d * BLOCK_D + tl.arange(0, BLOCK_D)
-    mask_d = offs_d < d
-    dtype: tl.constexpr = vector_sums_ptr.dtype.element_ty
+    mask_n, mask_d = negative < eta, offs_d < d
+    dtype: tl.constexpr = sums_ptr.dtype.element_ty
     begin = group * group_size + (tile % tiles_of_group) * tile_size
     end = tl.minimum(tl.minimum(begin + tile_size, (group + 1) * group_size), B)
-    vector_sums, coefficient_sums = tl.zeros((BLOCK_N, BLOCK_D), dtype), tl.zeros((BLOCK_N,), dtype)
+    sums, totals = tl.zeros((BLOCK_N, BLOCK_D), dtype), tl.zeros((BLOCK_N,), dtype)
     n_lists = tl.zeros((BLOCK_N,), tl.int32)  # lists that keep the shared item
     for start in tl.range(begin, end, BLOCK_LISTS, num_stages=1):  # too few iterations for prefetching to pay
         lists = start + tl.arange(0, BLOCK_LISTS)
         live = lists < end
-        term = lists[None, :] * m + offs_n[:, None]
         mask = live[None, :] & mask_n[:, None]
-        replaced = tl.load(
-            replaced_ptr + lists[None, :] * eta + negative[:, None],
-            mask=live[None, :] & mask_negative[:, None],
-            other=1,
-        )
-        merged = replaced == 0
-        coefficient = tl.load(coefficients_ptr + term, mask=merged, other=0.0)
+        kept = tl.load(replaced_ptr + lists[None, :] * eta + negative[:, None], mask=mask, other=1) == 0
+        term = lists[None, :] * m + (m - eta + negative)[:, None]
+        coefficient = tl.load(coefficients_ptr + term, mask=kept, other=0.0)
         source = tl.load(sources_ptr + lists, mask=live, other=0)
         known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
         offset = tl.where(known, source, 0).to(tl.int64)[:, None] * d + offs_d[None, :]
@@ -122,182 +113,233 @@ def _merge_kernel(
         finite = known & (tl.sum(x * 0, axis=1) == 0)
         x = tl.where(finite[:, None], x, 0.0)
         coefficient = tl.where(finite[None, :] | (coefficient == 0), coefficient, float("nan"))
-        vector_sums = tl.dot(coefficient, x, vector_sums, input_precision="ieee", out_dtype=dtype)
-        coefficient_sums += tl.sum(coefficient, axis=1)
+        sums = tl.dot(coefficient, x, sums, input_precision="ieee", out_dtype=dtype)
         if block_of_d == 0:
-            n_lists += tl.sum(merged.to(tl.int32), axis=1)
-            row = tl.load(rows_ptr + term, mask=mask & (merged == 0), other=0)
-            key = tl.where(merged, NO_ROW, tl.where(row < 0, BAD_ROW, row))
-            tl.store(keys_ptr + (n_merged + term), key, mask=mask)
+            totals += tl.sum(coefficient, axis=1)
+            n_lists += tl.sum(kept.to(tl.int32), axis=1)
     place = tile * eta + negative
-    offset = place[:, None] * d + offs_d[None, :]
-    tl.store(vector_sums_ptr + offset, vector_sums, mask=mask_negative[:, None] & mask_d[None, :])
+    tl.store(sums_ptr + place[:, None] * d + offs_d[None, :], sums, mask=mask_n[:, None] & mask_d[None, :])
     if block_of_d == 0:
-        row = tl.load(shared_ptr + group * eta + negative, mask=mask_negative, other=0)
-        key = tl.where(n_lists == 0, NO_ROW, tl.where(row < 0, BAD_ROW, row))  # a row without terms is not updated
-        tl.store(keys_ptr + place, key, mask=mask_negative)
-        tl.store(coefficient_sums_ptr + place, coefficient_sums, mask=mask_negative)
+        row = tl.load(shared_ptr + group * eta + negative, mask=mask_n, other=0)
+        row = tl.where(n_lists == 0, NO_ROW, tl.where(row < 0, BAD_ROW, row))  # a row without terms is not updated
+        tl.store(merged_rows_ptr + place, row, mask=mask_n)
+        tl.store(totals_ptr + place, totals, mask=mask_n)
 
 
-class MergedTerms(NamedTuple):
-    """Keys of all terms, and the merged terms."""
-
-    keys: Tensor  # int32 [n_merged + B m]: rows of the merged terms, then of all terms, NO_ROW if merged
-    vector_sums: Tensor  # [n_merged, d]
-    coefficient_sums: Tensor  # [n_merged]
-
-
-def merge_terms(terms: GradientTerms, shared: SharedNegatives) -> MergedTerms:
-    """Merge the terms at shared items; `terms` are contiguous and have at least one list and one shared item."""
-    (B, m), (groups, eta), d = terms.rows.shape, shared.items.shape, terms.vectors.shape[1]
+def tiles_to_merge(shared: SharedNegatives, B: int) -> tuple[int, int]:
+    """Return the number of lists in a group, and the number of tiles that it is divided into."""
     group_size = min(shared.size, B)
-    tiles_of_group = triton.cdiv(group_size, MAX_MERGED)
-    n_merged = groups * tiles_of_group * eta
-    keys = terms.rows.new_empty(n_merged + B * m)
-    vector_sums, coefficient_sums = terms.vectors.new_empty(n_merged, d), terms.vectors.new_empty(n_merged)
+    return group_size, triton.cdiv(group_size, MAX_MERGED)
+
+
+def merge_terms(terms: GradientTerms, shared: SharedNegatives, rows: Tensor, sums: Tensor, totals: Tensor) -> None:
+    """Merge the terms at shared items; write rows [n_merged], and the first n_merged of `sums` and `totals`."""
+    (B, m), (groups, eta), d = terms.rows.shape, shared.items.shape, terms.vectors.shape[1]
+    group_size, tiles_of_group = tiles_to_merge(shared, B)
     sizes = merge_sizes(d)
-    tiles_of_n = triton.cdiv(m, sizes["BLOCK_N"])
-    _merge_kernel[(groups * tiles_of_group * tiles_of_n, triton.cdiv(d, sizes["BLOCK_D"]))](
-        terms.rows,
+    blocks_of_n = triton.cdiv(eta, sizes["BLOCK_N"])
+    launch(
+        _merge_kernel,
+        (groups * tiles_of_group * blocks_of_n, triton.cdiv(d, sizes["BLOCK_D"])),
         terms.coefficients,
         terms.vectors,
         terms.sources,
         shared.items.contiguous(),
         shared.replaced.contiguous(),
-        keys,
-        vector_sums,
-        coefficient_sums,
+        rows,
+        sums,
+        totals,
         B=B,
         n_vectors=len(terms.vectors),
-        n_merged=n_merged,
         group_size=group_size,
         tile_size=triton.cdiv(group_size, tiles_of_group),
         tiles_of_group=tiles_of_group,
-        tiles_of_n=tiles_of_n,
+        blocks_of_n=blocks_of_n,
         m=m,
         eta=eta,
         d=d,
         **sizes,
-        enable_fp_fusion=True,
     )
-    return MergedTerms(keys, vector_sums, coefficient_sums)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The step
 
 
-def update_sizes(d: int, merged: bool) -> dict[str, int]:
-    """Return tile sizes and warps of `_update_kernel` for d factors; `merged` if there are merged terms.
+def fold_sizes(d: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_fold_kernel` for d factors: CHUNK rows, 32 floats per thread."""
+    block_d = triton.next_power_of_2(d)
+    return {"BLOCK_D": block_d, "BLOCK_CHUNKS": 16, "num_warps": max(1, min(8, block_d // 64))}
 
-    Most terms are negatives, a handful per row: 8 vectors in flight hide the latency of the gather. Most programs are
-    idle, as a row begins every few keys: 8 keys per program keep the cost of launching them low. One warp up to 128
-    factors: 8 x 128 floats are 32 per thread. Merged sums beside the vectors double that.
+
+def step_sizes(d: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_step_kernel` for d factors: up to 8 rows, 16 floats per thread.
+
+    Most rows have one or two entries. The addresses and sums of 8 rows cost little more than those of one. A thread
+    uses up to 168 registers.
     """
     block_d = triton.next_power_of_2(d)
-    warps = block_d // (64 if merged else 128)
-    return {"BLOCK_D": block_d, "BLOCK_TERMS": 8, "KEYS_PER_PROGRAM": 8, "num_warps": max(1, min(8, warps))}
+    return {
+        "BLOCK_D": block_d,
+        "BLOCK_ROWS": max(1, min(8, 512 // block_d)),
+        "num_warps": max(1, min(8, block_d // 512)),
+        **register_limit(168),
+    }
 
 
-@triton.jit(do_not_specialize=["n_keys", "n_merged", "n_term_keys", "m", "n_rows", "n_vectors"])
-def _update_kernel(
-    table_ptr,  # [R, d], in place
-    state_ptr,  # [R, d], in place
-    sorted_keys_ptr,  # int32 [n_keys]: rows, ascending
-    order_ptr,  # int64 [n_keys]: index of each sorted key before sorting
+@triton.jit
+def _load_terms(
+    entry,
+    mask,
+    is_sum,
+    coefficients_ptr,
+    vectors_ptr,
+    sources_ptr,
+    sums_ptr,
+    totals_ptr,
+    n_merged,
+    n_vectors,
+    m,
+    offs_d,
+    d,
+):
+    """Return what entries add to their rows, [entries, d], and their coefficients, [entries]; 0 without `mask`."""
+    term = (entry - n_merged).to(tl.int32)
+    coefficient = tl.load(coefficients_ptr + term.to(tl.int64), mask=mask & (is_sum == 0), other=0.0)
+    used = coefficient != 0  # a hinge alone leaves most coefficients at 0
+    source = tl.load(sources_ptr + term // m, mask=used, other=0)
+    known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
+    mask_d = (offs_d < d)[None, :]
+    offset = source.to(tl.int64)[:, None] * d + offs_d[None, :]
+    x = tl.load(vectors_ptr + offset, mask=(used & known)[:, None] & mask_d, other=0.0)
+    coefficient = tl.where(known, coefficient, float("nan"))
+    x = coefficient[:, None] * x
+    is_sum = mask & is_sum
+    x = tl.load(sums_ptr + entry[:, None] * d + offs_d[None, :], mask=is_sum[:, None] & mask_d, other=x)
+    return x, tl.load(totals_ptr + entry, mask=is_sum, other=coefficient)
+
+
+@triton.jit(do_not_specialize=["n_vectors", "n_merged", "m"])
+def _fold_kernel(
+    order_ptr,  # int32 [n_entries]
+    order_rows_ptr,  # int32 [n_entries]
+    counts_ptr,  # int32 [n_rows]
+    ends_ptr,  # int32 [n_rows]
+    n_ptr,  # int32 [4], see `Buckets.totals`
     coefficients_ptr,  # [B, m]
     vectors_ptr,  # [*, d]
     sources_ptr,  # int32 [B]
-    vector_sums_ptr,  # [n_merged, d], read if MERGED
-    coefficient_sums_ptr,  # [n_merged], read if MERGED
+    sums_ptr,  # [n_merged + chunks, d]: of merged terms; out: of chunks
+    totals_ptr,  # [n_merged + chunks]: of merged terms; out: of chunks
+    n_vectors: tl.int64,
+    n_merged: tl.int64,
+    m: tl.int32,
+    d: tl.int32,
+    BLOCK_CHUNKS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Sum the full chunks of rows. Each contains one place that is a multiple of CHUNK, by which it is numbered."""
+    number = tl.program_id(0) * BLOCK_CHUNKS + tl.arange(0, BLOCK_CHUNKS)
+    n_live = tl.load(n_ptr + LIVE)
+    if tl.program_id(0) * BLOCK_CHUNKS * CHUNK < n_live:
+        offs_d = tl.arange(0, BLOCK_D)
+        place = number * CHUNK
+        row = tl.load(order_rows_ptr + place, mask=place < n_live, other=0)
+        end, count = tl.load(ends_ptr + row), tl.load(counts_ptr + row)
+        begin = place - (place - (end - count)) % CHUNK
+        full = (place < n_live) & (begin + CHUNK <= end)
+        for i in range(tl.sum(full.to(tl.int32), axis=0)):
+            chosen = full & (tl.cumsum(full.to(tl.int32), axis=0) == i + 1)
+            offs = tl.sum(tl.where(chosen, begin, 0), axis=0) + tl.arange(0, CHUNK)
+            entry = tl.load(order_ptr + offs).to(tl.int64)
+            x, coefficient = _load_terms(
+                entry, entry >= 0, entry < n_merged, coefficients_ptr, vectors_ptr, sources_ptr, sums_ptr, totals_ptr,
+                n_merged, n_vectors, m, offs_d, d,
+            )  # fmt: skip
+            out = n_merged + tl.sum(tl.where(chosen, number, 0), axis=0)
+            tl.store(sums_ptr + out * d + offs_d, tl.sum(x, axis=0), mask=offs_d < d)
+            tl.store(totals_ptr + out, tl.sum(coefficient, axis=0))
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_vectors", "n_merged", "m"])
+def _step_kernel(
+    table_ptr,  # [R, d], in place
+    state_ptr,  # [R, d], in place
+    order_ptr,  # int32 [n_entries]
+    counts_ptr,  # int32 [R]
+    ends_ptr,  # int32 [R]
+    touched_ptr,  # int32 [n_entries], not read if DENSE
+    n_ptr,  # int32 [4], see `Buckets.totals`
+    coefficients_ptr,  # [B, m]
+    vectors_ptr,  # [*, d]
+    sources_ptr,  # int32 [B]
+    sums_ptr,  # [n_merged + chunks, d]
+    totals_ptr,  # [n_merged + chunks]
     dense_ptr,  # [R, d], read if DENSE
-    inside_ptr,  # bool, out: whether all rows are in the table
+    lr_ptr,  # float64, one number; NaN to change nothing
     n_rows: tl.int64,
     n_vectors: tl.int64,
-    n_keys: tl.int64,
-    n_merged: tl.int64,  # the first keys are those of merged terms
-    n_term_keys: tl.int64,  # keys of terms; if DENSE, a key for each row follows
-    m: tl.int64,
+    n_merged: tl.int64,
+    m: tl.int32,
     d: tl.int32,
-    lr: tl.float64,
     L2: tl.constexpr,
     SPHERE: tl.constexpr,
-    MERGED: tl.constexpr,
     DENSE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_TERMS: tl.constexpr,
-    KEYS_PER_PROGRAM: tl.constexpr,
 ):
+    """Sum the gradients of BLOCK_ROWS rows, and take the step."""
     offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < d
     dtype: tl.constexpr = table_ptr.dtype.element_ty
-    begin = tl.program_id(0).to(tl.int64) * KEYS_PER_PROGRAM
-    if begin == 0:
-        least = NO_ROW if MERGED else 0
-        tl.store(inside_ptr, (tl.load(sorted_keys_ptr) >= least) & (tl.load(sorted_keys_ptr + n_keys - 1) < n_rows))
-    # Rows and sources are compared as unsigned numbers, so negative ones are too large.
-    row_limit, source_limit = n_rows.to(tl.uint32), n_vectors.to(tl.uint32)
-    previous = tl.load(sorted_keys_ptr + begin - 1, mask=begin > 0, other=-1)
-    for place in range(begin, tl.minimum(begin + KEYS_PER_PROGRAM, n_keys)):
-        row = tl.load(sorted_keys_ptr + place)
-        if (row != previous) & (row.to(tl.uint32) < row_limit):
-            offset = row.to(tl.int64) * d + offs_d
-            x_row = tl.load(table_ptr + offset, mask=mask_d, other=0.0)
-            grad = tl.zeros((BLOCK_D,), dtype)
-            if DENSE:
-                grad = tl.load(dense_ptr + offset, mask=mask_d, other=0.0)
-            unknown = tl.zeros((BLOCK_TERMS,), tl.int32)  # sources outside; NaN coefficients would take more registers
-            start = place
-            while start >= 0:
-                offs_t = start + tl.arange(0, BLOCK_TERMS)
-                mine = tl.load(sorted_keys_ptr + offs_t, mask=offs_t < n_keys, other=-1) == row
-                term = tl.load(order_ptr + offs_t, mask=mine, other=0)
-                single = mine
-                if DENSE:
-                    single = mine & (term < n_term_keys)
-                if MERGED:
-                    merged_term, merged = term, mine & (term < n_merged)
-                    term, single = term - n_merged, single & (term >= n_merged)
-                coefficient = tl.load(coefficients_ptr + term, mask=single, other=0.0)
-                used = coefficient != 0  # a hinge alone leaves most coefficients at 0
-                source = tl.load(sources_ptr + term // m, mask=used, other=0)
-                unknown += (used & (source.to(tl.uint32) >= source_limit)).to(tl.int32)
-                source = tl.where(source.to(tl.uint32) < source_limit, source, 0).to(tl.int64)
-                x = tl.load(
-                    vectors_ptr + source[:, None] * d + offs_d[None, :], mask=used[:, None] & mask_d[None, :], other=0.0
-                )
-                row_factor = tl.full((BLOCK_TERMS,), 1, dtype)  # coefficient of the row under L2
-                if MERGED:
-                    coefficient = tl.where(merged, 1.0, coefficient)
-                    row_factor = tl.load(coefficient_sums_ptr + merged_term, mask=merged, other=1.0)
-                    x = tl.load(
-                        vector_sums_ptr + merged_term[:, None] * d + offs_d[None, :],
-                        mask=merged[:, None] & mask_d[None, :],
-                        other=x,
-                    )
-                if L2:
-                    x = 2 * (x - row_factor[:, None] * x_row[None, :])
-                grad += tl.sum(coefficient[:, None] * x, axis=0)
-                # Continue with the next tile if this one ended inside the row.
-                start = tl.where(tl.sum(mine.to(tl.int32), axis=0) == BLOCK_TERMS, start + BLOCK_TERMS, -1)
-            grad = tl.where(tl.sum(unknown, axis=0) > 0, float("nan"), grad)
-            if SPHERE:
-                grad -= tl.sum(grad * x_row, axis=0) * x_row
-            total = tl.load(state_ptr + offset, mask=mask_d, other=0.0) + grad * grad
-            x_row -= tl.full((), lr, dtype) * grad / (tl.sqrt(total) + ADAGRAD_EPS)
-            norm = tl.sqrt(tl.sum(x_row * x_row, axis=0))
-            tl.store(state_ptr + offset, total, mask=mask_d)
-            least = norm if SPHERE else 1.0
-            norm = tl.where(norm == 0, 1.0, tl.maximum(norm, least))
-            tl.store(table_ptr + offset, x_row / norm, mask=mask_d)
-        previous = row
+    lr, begin = tl.load(lr_ptr), tl.program_id(0) * BLOCK_ROWS
+    n_steps = n_rows.to(tl.int32)
+    if not DENSE:
+        n_steps = tl.load(n_ptr + TOUCHED)
+    if (lr == lr) & (begin < n_steps):
+        row = begin + tl.arange(0, BLOCK_ROWS)
+        exists = row < n_steps
+        if not DENSE:
+            row = tl.load(touched_ptr + row, mask=exists, other=0)
+        mask = exists[:, None] & (offs_d < d)[None, :]
+        offset = row.to(tl.int64)[:, None] * d + offs_d[None, :]
+        x_row = tl.load(table_ptr + offset, mask=mask, other=0.0)
+        grad, total = tl.zeros((BLOCK_ROWS, BLOCK_D), dtype), tl.zeros((BLOCK_ROWS,), dtype)
+        count = tl.load(counts_ptr + row, mask=exists, other=0)
+        start = tl.load(ends_ptr + row, mask=exists, other=0) - count
+        chunks = count // CHUNK
+        last = chunks + count % CHUNK
+        for i in range(tl.max(last, axis=0)):
+            folded = i < chunks
+            place = start + chunks * (CHUNK - 1) + i
+            entry = tl.load(order_ptr + place, mask=(i < last) & (folded == 0), other=0).to(tl.int64)
+            chunk = (start + i * CHUNK + CHUNK - 1) // CHUNK
+            entry = tl.where(folded, n_merged + chunk, entry)
+            x, coefficient = _load_terms(
+                entry, i < last, folded | (entry < n_merged), coefficients_ptr, vectors_ptr, sources_ptr, sums_ptr,
+                totals_ptr, n_merged, n_vectors, m, offs_d, d,
+            )  # fmt: skip
+            grad += x
+            total += coefficient
+        if L2:
+            grad = 2 * (grad - total[:, None] * x_row)
+        if DENSE:
+            grad += tl.load(dense_ptr + offset, mask=mask, other=0.0)
+        if SPHERE:
+            grad -= tl.sum(grad * x_row, axis=1)[:, None] * x_row
+        state = tl.load(state_ptr + offset, mask=mask, other=0.0) + grad * grad
+        tl.store(state_ptr + offset, state, mask=mask)
+        x_row -= lr.to(dtype) * grad / (tl.sqrt(state) + ADAGRAD_EPS)
+        norm = tl.sqrt(tl.sum(x_row * x_row, axis=1))
+        least = norm if SPHERE else 1.0
+        norm = tl.where(norm == 0, 1.0, tl.maximum(norm, least))
+        tl.store(table_ptr + offset, x_row / norm[:, None], mask=mask)
 
 
 def update_rows(
     table: Tensor,
     state: Tensor,
     terms: GradientTerms,
-    lr: float,
+    lr: float | Tensor,
     score: Score,
     dense: Tensor | None = None,
 ) -> None:
@@ -307,47 +349,50 @@ def update_rows(
     """
     check_update(table, state, terms, lr, score, dense, values=table.device.type == "cpu")
     n_rows, d = table.shape
-    rows, coefficients, vectors, sources, shared = terms
-    vectors = vectors.contiguous()
-    terms = GradientTerms(rows.contiguous(), coefficients.contiguous(), vectors, sources.contiguous())
-    merging = shared is not None and shared.size > 1 and rows.numel() > 0 and shared.items.numel() > 0
-    if shared is not None and merging:
-        keys, vector_sums, coefficient_sums = merge_terms(terms, shared)
-    else:
-        keys, vector_sums, coefficient_sums = terms.rows.flatten(), vectors[:0], vectors.new_empty(0)
-    n_term_keys = len(keys)
-    if dense is not None:
-        keys = torch.cat([keys, torch.arange(n_rows, dtype=torch.int32, device=table.device)])
-    if len(keys) * d == 0:
+    rows, coefficients, vectors, sources = (x.contiguous() for x in terms[:4])
+    terms, shared = GradientTerms(rows, coefficients, vectors, sources), terms.shared
+    eta = n_merged = 0
+    if shared is not None and shared.size > 1 and rows.numel() > 0:
+        eta = shared.items.shape[1]
+        n_merged = shared.items.numel() * tiles_to_merge(shared, len(rows))[1]
+    n_entries = n_merged + rows.numel()
+    if (n_entries == 0 and dense is None) or table.numel() == 0:
         return
-    sorted_keys, order = torch.sort(keys, stable=True)
-    inside = torch.empty((), dtype=torch.bool, device=table.device)
-    sizes = update_sizes(d, merging)
-    _update_kernel[(triton.cdiv(len(keys), sizes["KEYS_PER_PROGRAM"]),)](
+    if n_entries > MAX_INT32:  # the kernels divide 32-bit numbers, which takes a fraction of the time
+        raise InputError(f"update_rows: {n_entries:,} terms, at most {MAX_INT32:,}; use smaller batches")
+    n_sums = n_merged + triton.cdiv(n_entries, CHUNK.value)
+    merged_rows, sums, totals = rows.new_empty(n_merged), vectors.new_empty(n_sums, d), vectors.new_empty(n_sums)
+    replaced = rows  # not read unless lists share negatives
+    if shared is not None and eta > 0:
+        merge_terms(terms, shared, merged_rows, sums, totals)
+        replaced = shared.replaced.contiguous()
+    buckets = group_entries(rows, replaced, merged_rows, eta, n_rows)
+    summands = (coefficients, vectors, sources, sums, totals)
+    sizes: dict[str, Any] = {"n_vectors": len(vectors), "n_merged": n_merged, "m": max(1, rows.shape[1]), "d": d}
+    if n_entries > 0:
+        order, order_rows, counts, ends, _, numbers = buckets
+        blocks = fold_sizes(d)
+        grid = (triton.cdiv(n_entries, CHUNK.value * blocks["BLOCK_CHUNKS"]),)
+        launch(_fold_kernel, grid, order, order_rows, counts, ends, numbers, *summands, **sizes, **blocks)
+    blocks = step_sizes(d)
+    launch(
+        _step_kernel,
+        (triton.cdiv(n_rows if dense is not None else min(n_rows, n_entries), blocks["BLOCK_ROWS"]),),
         table,
         state,
-        sorted_keys,
-        order,
-        terms.coefficients,
-        vectors,
-        terms.sources,
-        vector_sums,
-        coefficient_sums,
+        buckets.order,
+        buckets.counts,
+        buckets.ends,
+        buckets.touched,
+        buckets.totals,
+        *summands,
         table if dense is None else dense.contiguous(),  # not read without DENSE
-        inside,
+        lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=table.device),
         n_rows=n_rows,
-        n_vectors=len(vectors),
-        n_keys=len(keys),
-        n_merged=len(vector_sums),
-        n_term_keys=n_term_keys,
-        m=max(1, rows.shape[1]),
-        d=d,
-        lr=lr,
         L2=score == "l2",
         SPHERE=score == "cosine",
-        MERGED=merging,
         DENSE=dense is not None,
         **sizes,
-        enable_fp_fusion=True,
+        **blocks,
     )
-    torch._assert_async(inside, f"update_rows: rows must be in [0, {n_rows})")
+    torch._assert_async(buckets.totals[OUTSIDE.value] == 0, f"update_rows: rows must be in [0, {n_rows})")

@@ -1,5 +1,6 @@
 """The kernel benchmark: its sections run, and its tensors are on the right device."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from drm_triton.bench import baselines, kernels
 from drm_triton.bench.record import Row
 from drm_triton.errors import InputError
+from drm_triton.issue_file import NAME
 from drm_triton.kernels import cpu
 from drm_triton.losses import softmax_loss
 
@@ -74,6 +76,20 @@ def test_rows_have_rates_and_plots_are_written(
     printed = capsys.readouterr().out
     assert "kernels_n.png, kernels_d.png" in printed
     assert all((tmp_path / name).exists() for name in ("kernels.csv", "kernels.json", "kernels_n.png", "kernels_d.png"))
+
+
+@pytest.mark.usefixtures("once")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_results_of_a_gpu_are_a_section_of_the_issue_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "backend_and_device", lambda: (cpu, device))
+    rows = kernels.run(["peaks"], quick=True, folder=tmp_path)
+    file = tmp_path / NAME
+    assert file.exists() == (device == "meta")
+    if file.exists():
+        assert json.loads(file.read_text())["bench"]["rows"] == rows
 
 
 @pytest.mark.usefixtures("once")

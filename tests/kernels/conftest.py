@@ -1,6 +1,6 @@
-"""A helper of the tests of the CPU kernels and of the Triton kernels.
+"""Helpers of the tests of the CPU kernels and of the Triton kernels.
 
-Import it with ``from tests.kernels.conftest import share_negatives``.
+Import them with ``from tests.kernels.conftest import share_negatives``.
 """
 
 import torch
@@ -21,3 +21,25 @@ def share_negatives(
     items = own.clone()
     items[:, -eta:] = torch.where(kept, own[:, -eta:], shared_items[torch.arange(B) // size])
     return items, SharedNegatives(size, shared_items.contiguous(), kept)
+
+
+def adversarial(n: int, dtype: torch.dtype) -> Tensor:
+    """Return lists on which a wrong threshold would show."""
+    g = torch.Generator().manual_seed(n)
+    normal = torch.randn(n, generator=g, dtype=torch.float64)
+    position = torch.arange(n, dtype=torch.float64)
+    lists = {
+        "normal": normal,
+        "a narrow range": normal / 100,
+        "ties": normal.round().clamp(-2, 2),
+        "all equal": torch.full_like(normal, 0.25),
+        "two values": (normal > 1).double(),
+        "huge gaps": torch.where(position % 97 == 0, 4096 * normal.round(), normal),
+        "two clusters": normal / 64 + torch.where(position % 3 == 0, 8, -8),
+        "two close clusters": normal / 1024 + torch.where(position % 3 == 0, 0.5, 0.0),
+        "one high outlier": torch.where(position == n // 2, 1024, normal),
+        "one low outlier": torch.where(position == n // 2, -1024, normal),
+        "ascending": position / n,
+        "descending, wider and wider": -((position / 16) ** 2),
+    }
+    return torch.stack(list(lists.values())).to(dtype)

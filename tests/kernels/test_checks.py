@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.checks import can_rank
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, Objective, SharedNegatives
 from drm_triton.names import Score, Weight
 
@@ -403,29 +404,58 @@ def test_bad_objectives(change: Any, message: str) -> None:
 # Top-K
 
 
+SEEN = torch.tensor([0, 2, 2, 4])
+BAD_VALUES_OF_TOP_K: list[tuple[dict[str, Any], str]] = [
+    ({"queries": torch.full((3, 4), math.inf)}, "queries holds values that are not finite"),
+    ({"V": torch.full((20, 4), 1e30)}, r"scores overflow: .* norms up to .* and (inf|2e\+30)"),
+    ({"queries": torch.full((3, 4), -1e30)}, "scores overflow"),
+    ({"seen": (SEEN, int32(-1, 3, 0, 19))}, r"the indices of seen must be in \[0, 20\)"),
+    ({"seen": (SEEN, int32(1, 3, 0, 20))}, r"the indices of seen must be in \[0, 20\)"),
+    ({"seen": (SEEN, int32(3, 1, 0, 19))}, "the indices of seen must ascend within each row"),
+    ({"seen": (SEEN, int32(1, 1, 0, 19))}, "the indices of seen must ascend within each row"),
+    ({"seen": (torch.tensor([0, 2, 2, 5]), int32(1, 3, 0, 19))}, "the indptr of seen must ascend within"),
+    ({"seen": (torch.tensor([0, 3, 2, 4]), int32(1, 3, 0, 19))}, "the indptr of seen must ascend within"),
+]
+
+
+def call_of_top_k(change: dict[str, Any]) -> dict[str, Any]:
+    return {"queries": factors(3, 4, 6), "V": factors(20, 4, 7), "k": 3, "seen": None} | change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"k": 0}, "k must be an integer of at least 1, got 0"),
         ({"k": 2.5}, "k must be an integer of at least 1, got 2.5"),
-        ({"queries": torch.full((3, 4), math.inf)}, "queries holds values that are not finite"),
-        ({"V": torch.full((20, 4), 1e30)}, r"scores overflow: .* norms up to .* and (inf|2e\+30)"),
-        ({"queries": torch.full((3, 4), -1e30)}, "scores overflow"),
         ({"queries": torch.ones(3, 5)}, r"queries must have shape \[any, 4\], got \[3, 5\]"),
-        ({"seen": (torch.tensor([0, 2, 2, 4]), int32(-1, 3, 0, 19))}, r"the indices of seen must be in \[0, 20\)"),
-        ({"seen": (torch.tensor([0, 2, 2, 4]), int32(1, 3, 0, 20))}, r"the indices of seen must be in \[0, 20\)"),
-        ({"seen": (torch.tensor([0, 2, 2, 4]), int32(3, 1, 0, 19))}, "the indices of seen must ascend within each row"),
-        ({"seen": (torch.tensor([0, 2, 2, 4]), int32(1, 1, 0, 19))}, "the indices of seen must ascend within each row"),
-        ({"seen": (torch.tensor([0, 2, 2, 5]), int32(1, 3, 0, 19))}, "the indptr of seen must ascend within"),
-        ({"seen": (torch.tensor([0, 3, 2, 4]), int32(1, 3, 0, 19))}, "the indptr of seen must ascend within"),
         ({"seen": (torch.tensor([0, 2, 4]), int32(1, 3, 0, 19))}, r"the indptr of seen must have shape \[4\]"),
+        *BAD_VALUES_OF_TOP_K,
     ],
 )
 def test_bad_arguments_of_top_k(backend: Any, change: Any, message: str) -> None:
-    arguments = {"queries": factors(3, 4, 6), "V": factors(20, 4, 7), "k": 3, "seen": None} | change
-    V = move(arguments.pop("V"), backend.device)
+    arguments = call_of_top_k(change)
+    items = backend.module.pack_items(move(arguments.pop("V"), backend.device), "dot")
+    if backend.device != "cpu" and (change, message) in BAD_VALUES_OF_TOP_K:
+        assert backend.top_k(items=items, **arguments)[1].isnan().any()
+        return
     with pytest.raises(InputError, match=f"^top_k: {message}"):
-        backend.top_k(items=backend.module.pack_items(V, "dot"), **arguments)
+        backend.top_k(items=items, **arguments)
+
+
+@pytest.mark.parametrize("change", [change for change, _ in BAD_VALUES_OF_TOP_K])
+def test_bad_values_are_found_without_reading_them(change: dict[str, Any]) -> None:
+    arguments = call_of_top_k(change)
+    items = reference.pack_items(arguments["V"], "dot")
+    assert not can_rank(arguments["queries"], items, arguments["seen"]).any()
+
+
+def test_good_values_are_found_without_reading_them() -> None:
+    items = reference.pack_items(factors(20, 4, 7), "dot")
+    queries = factors(3, 4, 6)
+    for seen in (None, (SEEN, int32(1, 3, 0, 19)), (SEEN + 1, int32(7, 1, 3, 0, 19, 2, -1))):
+        assert can_rank(queries, items, seen).all()
+    queries[1, 2] = math.nan
+    assert can_rank(queries, items, None).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,6 @@
+import random
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -6,6 +9,8 @@ import torch
 
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.training import initialize
 from drm_triton.training.initialize import initial_factors, spectral
 
 
@@ -28,19 +33,40 @@ def test_spectral_scores_are_those_of_the_truncated_svd() -> None:
         np.testing.assert_allclose(ours.numpy() @ ours.numpy().T, exact @ exact.T, atol=1e-3)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_spectral_does_not_depend_on_threads(threads: int) -> None:
-    before = torch.get_num_threads()
+def test_spectral_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads share the blocks of a table; one thread and blocks in any order give the same bits."""
+    monkeypatch.setattr(initialize, "BLOCK_ROWS", 128)
+    monkeypatch.setattr(initialize, "BLOCKS_AT_ONCE", 3)
+    tasks_of_calls: list[int] = []
+    run = threads.run
+
+    def count(tasks: Iterable[Callable[[], object]]) -> None:
+        shuffled = random.sample(tasks := list(tasks), len(tasks))
+        tasks_of_calls.append(len(tasks))
+        run(shuffled)
+
+    monkeypatch.setattr(threads, "run", count)
+    before, results = threads.n_threads(), []
     try:
-        torch.set_num_threads(threads)
-        U, V = spectral(blocks(3000, 2000), 16, seed=0)
-        assert torch.get_num_threads() == threads
-        torch.set_num_threads(1)
-        U1, V1 = spectral(blocks(3000, 2000), 16, seed=0)
+        for number in (2, 1, 2):
+            threads.set_threads(number)
+            torch.set_num_threads(number)
+            results.append(spectral(blocks(1000, 700), 16, seed=0))
+            assert torch.get_num_threads() == number
     finally:
-        torch.set_num_threads(before)
-    assert torch.equal(U, U1)
-    assert torch.equal(V, V1)
+        threads.set_threads(before)
+    assert max(tasks_of_calls) == 8  # all blocks of a product of 1,000 rows
+    for U, V in results[1:]:
+        assert torch.equal(U, results[0][0])
+        assert torch.equal(V, results[0][1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_spectral_on_a_gpu() -> None:
+    train = blocks(1000, 700)
+    for ours, on_cpu in zip(spectral(train, 16, 0, torch.device("cuda")), spectral(train, 16, 0), strict=True):
+        assert ours.is_cuda
+        torch.testing.assert_close(ours.cpu() @ ours.cpu().T, on_cpu @ on_cpu.T, atol=1e-3, rtol=0)
 
 
 def test_more_factors_than_rank_and_empty_rows() -> None:

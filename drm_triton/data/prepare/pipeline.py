@@ -31,7 +31,7 @@ def prepare(
     source: Source,
     raw: Sequence[str | Path] | None,
     out: str | Path,
-    file_format: FileFormat = FileFormat(),  # noqa: B008  frozen, so one instance can serve every call
+    file_format: FileFormat | None = None,
     options: BuildOptions | None = None,
     overwrite: bool = False,
     reporter: Reporter = SILENT,
@@ -47,7 +47,7 @@ def prepare(
     raw : paths, globs, directories or zip files
         None for the source's directory under data/raw.
     out : directory to write
-    file_format : FileFormat
+    file_format : FileFormat, optional
         How to read the files, as far as the source allows a choice.
     options : BuildOptions, optional
         The source's own filters and the paper's split by default.
@@ -70,7 +70,7 @@ def prepare(
         raw = [fetch_source(source, raw_dir(source), reporter)] if download else [find_raw(source)]
     elif download:
         raise InputError("`download` fetches the files: leave out `raw`")
-    data = _read(source, raw, file_format, options or default_options(source), reporter, own_filter)
+    data = _read(source, raw, file_format or FileFormat(), options or default_options(source), reporter, own_filter)
     return _store(data, source.name, place, overwrite, reporter)
 
 

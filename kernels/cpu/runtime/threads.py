@@ -5,6 +5,7 @@ enter them at once, or after a fork. The number of threads is Numba's (`NUMBA_NU
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -56,10 +57,23 @@ def n_threads() -> int:
     return int(numba.get_num_threads())
 
 
+def _start_thread() -> None:
+    """Let torch use one thread within a thread of the pool, or its products would depend on which thread ran them.
+
+    The number belongs to the thread that sets it, but threads that have not used torch yet begin with the last one that
+    was set. So another thread sets it back.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    other = threading.Thread(target=torch.set_num_threads, args=(before,))
+    other.start()
+    other.join()
+
+
 def _submit(task: Callable[[], None]) -> Future[None]:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(max_threads(), thread_name_prefix="drm")
+        _pool = ThreadPoolExecutor(max_threads(), thread_name_prefix="drm", initializer=_start_thread)
     return _pool.submit(task)
 
 

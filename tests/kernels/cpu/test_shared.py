@@ -13,7 +13,8 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
-from drm_triton.kernels.cpu.tiles import TILE, divide, tile_bounds
+from drm_triton.kernels.cpu.gradients import TILE
+from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
 from drm_triton.names import Score
 from tests.kernels.conftest import share_negatives
@@ -124,7 +125,7 @@ def test_rows_whose_coefficients_are_all_zero_are_not_read() -> None:
 @pytest.mark.parametrize(("B", "size"), [(2048, 32), (1, 1), (5, 2), (200, 64), (200, 65), (500, 129), (9000, 4161)])
 def test_tiles_cover_every_list_once(B: int, size: int) -> None:
     shared = SharedNegatives(size, torch.zeros(-(-B // size), 1).int(), torch.zeros(B, 1, dtype=torch.bool))
-    groups = divide("test", shared)
+    groups = divide("test", shared, TILE)
     lists: list[int] = []
     for tile in range(groups.n_tiles):
         group, start, stop = tile_bounds.py_func(tile, groups)

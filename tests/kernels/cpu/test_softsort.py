@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.cpu.active import ACTIVE_MIN, FLOAT32_MARGIN, FLOAT64_MARGIN, active_threshold
+from drm_triton.kernels.cpu.active import ACTIVE_MIN, active_threshold
 from drm_triton.kernels.cpu.runtime.bits import find_at_least
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import COUNTING_MAX, PAIRWISE_MAX, exp
+from drm_triton.kernels.protocol import FLOAT32_MARGIN, FLOAT64_MARGIN
 from drm_triton.kernels.weights import rank_weights
 from drm_triton.names import Weight
+from tests.kernels.conftest import adversarial
 from tests.kernels.cpu.conftest import THREAD_COUNTS
 
 LONG = COUNTING_MAX + 60  # a list that is sorted by comparisons
@@ -169,28 +171,6 @@ def active(x: NDArray[Any], k: int, tau: float) -> NDArray[np.bool_]:
     for j in positions[: find_at_least(x, theta, positions)]:
         found[j] = True
     return found
-
-
-def adversarial(n: int, dtype: torch.dtype) -> Tensor:
-    """Return lists on which a wrong threshold would show."""
-    g = torch.Generator().manual_seed(n)
-    normal = torch.randn(n, generator=g, dtype=torch.float64)
-    position = torch.arange(n, dtype=torch.float64)
-    lists = {
-        "normal": normal,
-        "a narrow range": normal / 100,
-        "ties": normal.round().clamp(-2, 2),
-        "all equal": torch.full_like(normal, 0.25),
-        "two values": (normal > 1).double(),
-        "huge gaps": torch.where(position % 97 == 0, 4096 * normal.round(), normal),
-        "two clusters": normal / 64 + torch.where(position % 3 == 0, 8, -8),
-        "two close clusters": normal / 1024 + torch.where(position % 3 == 0, 0.5, 0.0),
-        "one high outlier": torch.where(position == n // 2, 1024, normal),
-        "one low outlier": torch.where(position == n // 2, -1024, normal),
-        "ascending": position / n,
-        "descending, wider and wider": -((position / 16) ** 2),
-    }
-    return torch.stack(list(lists.values())).to(dtype)
 
 
 def assert_agrees_on(s: Tensor, k: int, weight: Weight, tau: float, ragged: bool = False) -> None:

@@ -3,10 +3,15 @@
 Import them with ``from tests.kernels.gpu.conftest import DEVICE``.
 """
 
+import importlib
 import math
+import os
+import pkgutil
+import re
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,25 +19,32 @@ from torch import Tensor
 
 from drm_triton.kernels.protocol import ListPlan
 from drm_triton.names import UserSampling
+from tests.kernels.gpu.recorder import poisoned, recorded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EPS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # relative error of one rounding
 
 
-@pytest.fixture
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill new tensors with NaN, so that an entry that a kernel does not write is noticed."""
+@pytest.fixture(autouse=True)
+def launches() -> Iterator[Counter[str]]:
+    """Let the test fail if a kernel in Triton's interpreter has a race, leaves its tensors or reads what nobody wrote.
 
-    def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def wrapper(*args: Any, **options: Any) -> Tensor:
-            x = make(*args, **options)
-            return x.fill_(math.nan if x.is_floating_point() else -(2**31) + 1)
+    New tensors are filled with NaN or a huge integer, on a GPU too, so that an entry that no kernel writes is noticed.
+    The value is how often each kernel was launched in the interpreter.
+    """
+    with poisoned(), recorded() if INTERPRETED else nullcontext(Counter[str]()) as counts:
+        yield counts
 
-        return wrapper
 
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+def triton_kernels() -> set[str]:
+    """Return the names of all Triton kernels."""
+    from drm_triton.kernels import gpu
+
+    modules = [
+        importlib.import_module(f"{gpu.__name__}.{module.name}") for module in pkgutil.iter_modules(gpu.__path__)
+    ]
+    return {name for module in modules for name in vars(module) if re.fullmatch(r"_\w+_kernel", name)}
 
 
 def generator(*key: object) -> torch.Generator:

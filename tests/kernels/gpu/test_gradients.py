@@ -10,11 +10,10 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import gradients
-from drm_triton.kernels.protocol import ListBatch, Objective
+from drm_triton.kernels.protocol import ListBatch, Objective, SharedNegatives
 from drm_triton.names import LOSSES, Score
+from tests.kernels.conftest import share_negatives
 from tests.kernels.gpu.conftest import DEVICE, assert_close, factors, generator, int32, tolerance
-
-pytestmark = pytest.mark.usefixtures("poison")
 
 # n, d, objective: n and d of every size class, each weight with each score, each loss alone
 CASES = [
@@ -45,11 +44,15 @@ CASES = [
 ]
 
 
-def check_gradients(U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective) -> None:
-    """Compare losses and gradients with the reference."""
+def check_gradients(
+    U: Tensor, V: Tensor, users: Tensor, items: Tensor, objective: Objective, shared: SharedNegatives | None = None
+) -> None:
+    """Compare losses and gradients with the reference, which ignores what lists share."""
     inputs = [x.to(DEVICE) for x in (U, V, users, items)]
     before = [x.clone() for x in inputs]
-    result = gpu.list_gradients(inputs[0], inputs[1], ListBatch(inputs[2], inputs[3]), objective)
+    if shared is not None:
+        shared = SharedNegatives(shared.size, shared.items.to(DEVICE), shared.replaced.to(DEVICE))
+    result = gpu.list_gradients(inputs[0], inputs[1], ListBatch(inputs[2], inputs[3], shared), objective)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True)), "an input changed"
     expected = reference.list_gradients(U.double(), V.double(), ListBatch(users, items), objective)
     n = items.shape[1]
@@ -73,6 +76,43 @@ def test_list_gradients(n: int, d: int, objective: Objective) -> None:
     users = torch.randint(7, (batch,), generator=draw, dtype=torch.int32)
     items = torch.randint(90, (batch, n), generator=draw, dtype=torch.int32)  # repeats among them: exact ties
     check_gradients(U, V, users, items, objective)
+
+
+# n, d, lists, lists of a group, fraction replaced, objective: short and long lists, small, large and single groups
+SHARED_CASES = [
+    (46, 64, 5, 32, 0.05, Objective(1, "dot")),
+    (20, 16, 21, 18, 0.1, Objective(3, "l2", weight="ap", mse=True)),
+    (18, 70, 7, 3, 0.0, Objective(2, "cosine", weight="ndcg", k=5)),
+    (33, 3, 4, 2, 1.0, Objective(4, "l2", hinge=False, drm=False, softmax=True, psl=True, bpr=True)),
+    (12, 16, 3, 1, 0.5, Objective(2, "dot")),
+    (150, 20, 3, 2, 0.1, Objective(2, "dot", tau=0.1)),
+]
+
+
+@pytest.mark.parametrize(("n", "d", "lists", "size", "replaced", "objective"), SHARED_CASES)
+def test_shared_negatives(n: int, d: int, lists: int, size: int, replaced: float, objective: Objective) -> None:
+    draw = generator("shared", n, d, size)
+    U, V = factors(7, d, "U"), factors(400, d, "V")
+    users = torch.randint(7, (lists,), generator=draw, dtype=torch.int32)
+    groups = -(-lists // size)
+    # The items that lists have alone and those that they share are different ones: the scores of an item that were
+    # computed in two ways would not tie.
+    own = 200 + torch.randint(200, (lists, n), generator=draw, dtype=torch.int32)
+    items = torch.randint(200, (groups, n - objective.rho), generator=draw, dtype=torch.int32)
+    items, shared = share_negatives(own, items, size, replaced, draw)
+    check_gradients(U, V, users, items, objective, shared)
+
+
+def test_a_shared_row_that_is_not_finite_harms_only_lists_that_have_it() -> None:
+    U, V = factors(2, 8, "U").to(DEVICE), factors(9, 8, "V").to(DEVICE)
+    V[4, 3] = math.inf
+    items = int32([0, 3, 4, 5], [1, 3, 6, 5])
+    shared = SharedNegatives(2, int32([3, 4, 5]), torch.tensor([[False] * 3, [False, True, False]], device=DEVICE))
+    result = gpu.list_gradients(U, V, ListBatch(int32(0, 1), items, shared), Objective(1))
+    expected = gpu.list_gradients(U, V, ListBatch(int32(1), items[1:]), Objective(1))
+    assert all(x[0].isnan().all() for x in (result.loss, result.g, result.user_grad))
+    for name in ("loss", "g", "user_grad"):
+        torch.testing.assert_close(getattr(result, name)[1:], getattr(expected, name))
 
 
 @pytest.mark.parametrize("score", ["dot", "l2"])

@@ -8,9 +8,7 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.protocol import ListBatch
 from drm_triton.names import UserSampling
-from tests.kernels.gpu.conftest import random_plan
-
-pytestmark = pytest.mark.usefixtures("poison")
+from tests.kernels.gpu.conftest import DEVICE, random_plan
 
 
 def assert_equal(batch: ListBatch, expected: ListBatch) -> None:
@@ -58,3 +56,12 @@ def test_a_batch_does_not_change_the_lists() -> None:
     batches = [gpu.sample_lists(plan, 3, start, stop) for start, stop in ((10, 27), (27, 28))]
     assert torch.equal(whole.users, torch.cat([batch.users for batch in batches]))
     assert torch.equal(whole.items, torch.cat([batch.items for batch in batches]))
+
+
+@pytest.mark.parametrize(("rho", "eta", "most"), [(1, 15, 128), (6, 70, 2)])
+def test_lists_of_users_alone_are_those_of_the_reference(rho: int, eta: int, most: int) -> None:
+    plan, same = random_plan(rho, eta), random_plan(rho, eta, device="cpu")
+    seeds = torch.arange(23) * 2**40 + 11
+    for epoch in (0, 3):
+        batch = gpu.sample_users(plan, seeds.to(DEVICE), epoch, most)
+        assert_equal(batch, reference.sample_users(same, seeds, epoch, most))

@@ -9,10 +9,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
-from drm_triton.kernels.gpu import softsort
+from drm_triton.kernels.gpu import softsort, softsort_tiled
+from tests.kernels.conftest import adversarial
 from tests.kernels.gpu.conftest import DEVICE, EPS, assert_close, generator, tolerance
-
-pytestmark = pytest.mark.usefixtures("poison")
 
 # n, k, batch, tau, dtype: n below, at and above the tile sizes 16 .. 128; k = 1, n or between
 F32, F64 = torch.float32, torch.float64
@@ -153,3 +152,41 @@ def test_both_kernels_agree_around_the_longest_short_list(monkeypatch: pytest.Mo
     tiled = gpu.drm_lists(s, (s > 0).double(), w, 2.0, mask)
     assert torch.allclose(short[0], tiled[0], rtol=1e-12)
     assert torch.allclose(short[1], tiled[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 3, 140])
+def test_adversarial_lists(k: int) -> None:
+    """A threshold that is too high would drop items that take part."""
+    for s in adversarial(140, torch.float32):
+        check_operations(s[None], k, 1.0, torch.ones(1, 140, dtype=torch.bool), k)
+
+
+@pytest.mark.parametrize("k", [1, 20])
+def test_few_items_of_a_long_list_are_active(k: int) -> None:
+    s = random_scores(1001, 2, torch.float32, "active").to(DEVICE)
+    lists = softsort_tiled._ActiveLists(s, torch.ones(2, k, device=DEVICE), 0.5, torch.ones_like(s, dtype=torch.bool))
+    assert (lists.count < 150).all()
+    for b in range(2):
+        kept, packed = lists.position[b, : lists.count[b]].long(), lists.s[b, : lists.count[b]]
+        assert torch.equal(packed, s[b, kept])
+        assert torch.equal(kept, (s[b] >= packed.min()).nonzero()[:, 0])  # the top of the ranking
+
+
+def test_every_item_may_be_active() -> None:
+    s = torch.linspace(-1, 1, 140, device=DEVICE)[None]
+    mask = torch.ones_like(s, dtype=torch.bool)
+    for scores, k, tau in ((s, 140, 1.0), (s, 1, 1e6), (s, 1, 1e37), (torch.zeros_like(s), 1, 1e-6)):
+        assert softsort_tiled._ActiveLists(scores, torch.ones(1, k, device=DEVICE), tau, mask).count.item() == 140
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_bad_score_makes_a_long_list_nan(bad: float) -> None:
+    s, w = random_scores(140, 2, torch.float32, "bad").to(DEVICE), torch.ones(2, 3, device=DEVICE)
+    mask = torch.rand(2, 140, generator=generator("bad")).to(DEVICE) < 0.8
+    mask[:, 0], s[0, 0] = True, bad
+    loss, ds = gpu.drm_lists(s, (s > 0).float(), w, 1.0, mask)
+    assert loss.isnan().tolist() == [True, False]
+    for x in (gpu.soft_topk_forward(s, w, 1.0, mask), gpu.soft_topk_backward(s, w, 1.0, mask, s.nan_to_num()), ds):
+        assert x[0, mask[0]].isnan().all()
+        assert x[1].isfinite().all()
+        assert not x[~mask].any()

@@ -10,10 +10,9 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import topk
+from drm_triton.kernels.gpu.filter import GROUP, pack_queries, to_bytes
 from drm_triton.names import Score
-from tests.kernels.gpu.conftest import DEVICE
-
-pytestmark = pytest.mark.usefixtures("poison")
+from tests.kernels.gpu.conftest import DEVICE, int32
 
 
 def assert_top_k(
@@ -89,7 +88,7 @@ def test_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_top_k(queries, V, 9, "dot", torch.rand(70, 100, generator=draw) < 0.2, exact=True)
 
 
-def test_few_queries_split_the_items() -> None:
+def test_several_blocks_of_groups() -> None:
     draw = torch.Generator().manual_seed(0)
     queries = torch.randint(-3, 4, (2, 4), generator=draw).float()
     V = torch.randint(-3, 4, (2100, 4), generator=draw).float()
@@ -100,3 +99,70 @@ def test_top_k_of_a_thousand() -> None:
     draw = torch.Generator().manual_seed(0)
     queries, V = torch.randn(2, 8, generator=draw), torch.randn(1200, 8, generator=draw)
     assert_top_k(queries, V, 1000, "dot")
+
+
+def adversarial(kind: str, rows: int, d: int, seed: int) -> Tensor:
+    """Return rows whose scores are hard to tell apart by estimates."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, d, generator=draw)
+    if kind == "norms":  # from tiny to huge, next to each other
+        return x * 10.0 ** torch.randint(-18, 18, (rows, 1), generator=draw)
+    if kind == "denormal":
+        return x * 1e-40
+    if kind == "tiny":  # products are denormal, or 0
+        return x * 10.0 ** torch.randint(-25, -18, (rows, 1), generator=draw)
+    if kind == "huge":  # squares are near the largest float
+        return x * 1e17
+    if kind == "close":  # equal but for the last bits
+        return torch.ones(rows, d) * x[:1] + 1e-6 * x
+    if kind == "outlier":  # one factor is so large that the bytes of the others are 0
+        x[:, 0] = 1000.0
+    if kind == "ties":
+        return torch.randint(-1, 2, (rows, d), generator=draw).float()
+    if kind == "zeros":
+        x[::3] = 0
+    return x
+
+
+KINDS = ["normal", "norms", "denormal", "tiny", "huge", "close", "outlier", "ties", "zeros"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_filter_misses_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as when every item is scored."""
+    scores_of: tuple[Score, ...] = ("dot", "l2")
+    for score in scores_of:
+        queries, V = adversarial(kind, 3, 12, 0).to(DEVICE), adversarial(kind, 300, 12, 1).to(DEVICE)
+        packed, seen = gpu.pack_items(V, score), (torch.tensor([0, 2, 2, 3], device=DEVICE), int32(7, 150, 299))
+        items, scores = gpu.top_k(queries, packed, 5, seen)
+        with monkeypatch.context() as patched:
+            patched.setattr(topk, "pack_queries", lambda rows, _: pack_queries(rows, math.inf))
+            every_item, every_score = gpu.top_k(queries, packed, 5, seen)
+        assert torch.equal(items, every_item)
+        assert torch.equal(scores, every_score)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("score", ["dot", "l2"])
+def test_no_score_differs_from_its_estimate_by_more_than_the_slack(kind: str, score: str) -> None:
+    """The bound of `filter`, for scores and estimates in float32."""
+    d, c = 24, 2 if score == "l2" else 1
+    queries, V = adversarial(kind, 40, d, 0), adversarial(kind, 400, d, 1)
+    items, rounded = to_bytes(V, GROUP), pack_queries(queries, V.double().norm(dim=1).max().item())
+    unit = c * rounded.scale[:, None] * items.scale.repeat_interleave(GROUP)[None, :]
+    estimate = (rounded.codes.double() @ items.codes.double().T).float() * unit
+    exact = queries @ V.T
+    if score == "l2":
+        exact = -(queries[:, None] - V[None]).square().sum(2)
+        estimate = estimate - V.square().sum(1) - queries.square().sum(1)[:, None]
+    error, norm = (x.double().repeat_interleave(GROUP)[None, :] for x in (items.error, items.norm))
+    query_error, query_norm = rounded.error.double()[:, None], rounded.norm.double()[:, None]
+    size = (query_norm + norm + error) ** 2 if score == "l2" else query_norm * (norm + error)
+    slack = c * (query_norm * error + query_error * norm) + (d + 16) * (2.0**-21 * size + 1e-33)
+    difference = (exact.double() - estimate.double()).abs()
+    filtered = (query_error < math.inf).expand_as(difference)
+    assert filtered.any()
+    assert (difference <= slack)[filtered].all()
+    if kind == "normal":  # rounding to bytes is much of the slack, and estimates are of use
+        assert difference.max() > 0.1 * slack.max()
+        assert slack.max() < exact.abs().max() / 4

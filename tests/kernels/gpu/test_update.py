@@ -93,7 +93,6 @@ def assert_update(
     return [moved, moved_state]
 
 
-@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("score", ["dot", "l2"])
 @pytest.mark.parametrize(
     ("d", "B", "m"), [(1, 1, 1), (3, 4, 9), (16, 3, 20), (50, 2, 17), (64, 5, 7), (100, 1, 40), (128, 2, 8)]
@@ -103,7 +102,6 @@ def test_update_rows(score: Score, d: int, B: int, m: int) -> None:
     assert_update(table, state, random_terms(d, B, m, d), score)
 
 
-@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize(("score", "merged"), [("dot", True), ("l2", False)])
 def test_a_step_has_the_same_bits_each_time_and_changes_no_input(score: Score, merged: bool) -> None:
     groups = Groups(5, 3, 0.2) if merged else None
@@ -114,7 +112,6 @@ def test_a_step_has_the_same_bits_each_time_and_changes_no_input(score: Score, m
     assert all(torch.equal(x, y) for x, y in zip((*terms[:4], dense), before, strict=True))
 
 
-@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize(
     ("B", "rho", "eta", "d", "size", "replaced", "score", "dense"),
     [
@@ -178,7 +175,6 @@ def test_a_shared_item_that_all_lists_replaced_is_not_updated() -> None:
     assert (table[[0, 1, 2, 4]] != 0.9).all()
 
 
-@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("score", ["dot", "l2"])
 @pytest.mark.parametrize("lists", [0, 3])
 def test_every_row_takes_the_step_of_a_dense_gradient(score: Score, lists: int) -> None:

@@ -1,0 +1,93 @@
+"""A training step on a GPU as one CUDA graph: the host launches it with one call, in place of some thirty.
+
+Everything that differs from step to step is on the GPU: the epoch and the position in it, from which the lists are
+drawn and the learning rate follows, the factors, and the losses. The step itself moves the position on. So its launches
+are the same for every step, and can be recorded once and replayed.
+"""
+
+import os
+
+import torch
+
+from drm_triton.config import TrainConfig
+from drm_triton.kernels.catalogue import CataloguePlan
+from drm_triton.kernels.protocol import Backend, ListPlan, Objective
+from drm_triton.training.state import State
+from drm_triton.training.step import rate_at, train_step
+
+EAGER_STEPS = 3  # before the capture: they compile the kernels and let torch create its work spaces
+
+
+class DeviceStep:
+    """A step on the next `batch_size` lists, whose epoch, position and rate are numbers on the device."""
+
+    def __init__(
+        self, state: State, plan: ListPlan, config: TrainConfig, objective: Objective, backend: Backend
+    ) -> None:
+        from drm_triton.kernels.gpu import sampling
+
+        self.state, self.plan, self.config, self.objective, self.backend = state, plan, config, objective, backend
+        self.sampling = sampling
+        self.clock = sampling.clock_at(state.epoch, state.position, state.U.device)
+
+    def set_clock(self) -> None:
+        """Set epoch and position on the device to those of the state."""
+        self.sampling.set_clock(self.clock, self.state.epoch, self.state.position)
+
+    def run(self) -> None:
+        """Take the step, and move the position on the device on."""
+        config, plan = self.config, self.plan
+        epoch, position = self.clock.double()
+        lr = rate_at(config, epoch, position, plan.n_lists)
+        batch = self.sampling.sample_at(plan, self.clock, config.batch_in_force)
+        train_step(self.state, batch, config, self.objective, self.backend, lr, plan.list_weights(batch))
+        self.clock[1] += config.batch_in_force
+
+
+class CapturedStep:
+    """Runs a `DeviceStep`: the first times as it is, then as a graph."""
+
+    def __init__(self, step: DeviceStep) -> None:
+        self.step, self.eager_steps = step, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.expected = (-1, -1)  # epoch and position that the clock will have
+
+    def __call__(self) -> None:
+        """Take a step on the lists from `state.position` on."""
+        state, config = self.step.state, self.step.config
+        if (state.epoch, state.position) != self.expected:
+            self.step.set_clock()
+        if self.graph is None and self.eager_steps < EAGER_STEPS:
+            self.eager_steps += 1
+            self.step.run()
+        else:
+            number = state.step
+            if self.graph is None:
+                self.graph = self._capture()
+            self.graph.replay()
+            state.step = number + 1
+        state.position += config.batch_in_force
+        self.expected = state.epoch, state.position
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Record the launches of a step. Nothing runs."""
+        torch.cuda.synchronize(self.step.clock.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.step.clock.device), torch.cuda.graph(graph):
+            self.step.run()
+        return graph
+
+
+def captured_step(
+    state: State, plan: ListPlan | CataloguePlan, config: TrainConfig, objective: Objective, backend: Backend
+) -> CapturedStep | None:
+    """Return a step that is captured, or None if the training cannot be: on the CPU, and if steps differ in shape.
+
+    The whole catalogue as negatives has batches of different sizes, and covariance regularisation steps of two kinds.
+    The environment variable DRM_CUDA_GRAPH=0 turns captures off.
+    """
+    if state.U.device.type != "cuda" or os.environ.get("DRM_CUDA_GRAPH") == "0":
+        return None
+    if not isinstance(plan, ListPlan) or config.cov != 0:
+        return None
+    return CapturedStep(DeviceStep(state, plan, config, objective, backend))

@@ -1,0 +1,180 @@
+"""Training steps on a GPU without waits of the host, shown in Triton's interpreter and with a driver that runs nothing.
+
+The device of the interpreter is the CPU, where the trainer reads the loss in every step. The tests make it believe that
+this would wait.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is available on Linux only")
+
+from drm_triton import TrainConfig
+from drm_triton.data.csr import CSR
+from drm_triton.errors import DrmError
+from drm_triton.kernels import gpu
+from drm_triton.training import capture, step
+from drm_triton.training.capture import CapturedStep, DeviceStep, captured_step
+from drm_triton.training.loop import initial_state
+from drm_triton.training.state import LOSS_SUMS, State
+from drm_triton.training.step import check_losses, learning_rate, objective_of, take_step, training_plan
+from tests.conftest import ROOT, run_python
+from tests.fake_driver import Waits
+
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(objective="hinge+drm", factors=8, eta=7, share=4, batch_size=8, epochs=2, init="normal", lr=0.1)
+
+
+@pytest.fixture
+def fit() -> CSR:
+    dense = torch.rand(12, 20, generator=torch.Generator().manual_seed(0)) < 0.3
+    users, items = dense.numpy().nonzero()
+    return CSR.from_pairs(users, items, (12, 20))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "reads_at_once", lambda device: False)
+
+
+def one_epoch(fit: CSR, config: TrainConfig, on_device: bool) -> State:
+    """Train for an epoch on the Triton backend, with device steps where the batch is whole."""
+    state, plan = initial_state(config, fit, CPU), training_plan(config, fit, CPU)
+    objective = objective_of(config, fit.shape[1])
+    captured = CapturedStep(DeviceStep(state, plan, config, objective, gpu))
+    while state.position < plan.n_lists:
+        stop = min(state.position + config.batch_in_force, plan.n_lists)
+        if on_device and stop - state.position == config.batch_in_force:
+            captured()
+        else:
+            take_step(state, plan, stop, config, objective, gpu, learning_rate(state, config, plan.n_lists))
+    check_losses(state, config)
+    return state
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "constant"}, {"score": "l2", "share": 1}])
+def test_device_steps_have_the_bits_of_other_steps(
+    fit: CSR, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, **options)
+    expected = one_epoch(fit, config, on_device=False)
+    monkeypatch.setattr(step, "reads_at_once", lambda device: False)
+    monkeypatch.setattr(capture, "EAGER_STEPS", 1000)  # there is nothing to capture with
+    state = one_epoch(fit, config, on_device=True)
+    for name in ("U", "V", "U_state", "V_state"):
+        assert torch.equal(getattr(state, name), getattr(expected, name)), name
+    assert state.sums == pytest.approx(expected.sums)
+    assert (state.step, state.position) == (expected.step, expected.position)
+
+
+def test_from_a_loss_that_is_not_finite_on_nothing_changes(fit: CSR, as_on_a_gpu: None) -> None:
+    state, plan = initial_state(CONFIG, fit, CPU), training_plan(CONFIG, fit, CPU)
+    state.V[3] = float("nan")
+    U, V = state.U.clone(), state.V.clone()
+    for number in range(4):
+        take_step(state, plan, 8 * number + 8, CONFIG, objective_of(CONFIG, 20), gpu, 0.1)
+    assert torch.equal(state.U, U)
+    assert torch.equal(state.V.nan_to_num(), V.nan_to_num())
+    assert torch.equal(state.U_state, torch.full_like(U, state.U_state[0, 0].item()))
+    with pytest.raises(DrmError, match="the loss became nan in epoch 1, at most 64 steps before step 5"):
+        check_losses(state, CONFIG)
+
+
+def test_moving_a_state_reads_its_losses(fit: CSR, as_on_a_gpu: None) -> None:
+    state, plan = initial_state(CONFIG, fit, CPU), training_plan(CONFIG, fit, CPU)
+    take_step(state, plan, 8, CONFIG, objective_of(CONFIG, 20), gpu, 0.1)
+    assert state.sums["loss"] == 0
+    assert state.to(CPU).sums["loss"] > 0
+    assert set(state.sums) == set(LOSS_SUMS)
+
+
+def test_steps_on_the_cpu_are_not_captured(fit: CSR) -> None:
+    state, plan = initial_state(CONFIG, fit, CPU), training_plan(CONFIG, fit, CPU)
+    assert captured_step(state, plan, CONFIG, objective_of(CONFIG, 20), gpu) is None
+
+
+FAKE_DRIVER = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from tests.fake_driver import steps
+print(json.dumps(steps(json.loads(sys.argv[2]))))
+"""
+HOST_WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten._unique2.default"}
+
+LISTS = [{}, {"score": "l2", "share": 1}, {"eta": 200}]
+CATALOGUE = [{"objective": "softmax"}, {"objective": "softmax@k", "pool": 100}]  # all 300 items, and a pool of them
+
+
+@pytest.fixture(scope="module", params=[*LISTS, *CATALOGUE], ids=str)
+def recorded(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return what a training does with a driver that compiles for sm_90 and launches nothing."""
+    done = run_python("-c", FAKE_DRIVER, str(ROOT), json.dumps(request.param), TRITON_INTERPRET=None)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_what_is_captured_is_the_same_in_every_step(recorded: dict[str, Any]) -> None:
+    """All arguments by value are equal, so a step that is replayed is the next one."""
+    if not recorded["device steps"]:
+        pytest.skip("batches of the whole catalogue differ in shape and are not captured")
+    first, second = recorded["device steps"]
+    assert first["launches"] == second["launches"]
+    assert len(first["launches"]) >= 4
+    assert first["operations"] == second["operations"]
+
+
+def test_the_host_waits_for_nothing_in_a_step(recorded: dict[str, Any]) -> None:
+    for taken in (*recorded["device steps"], *recorded["host steps"]):
+        assert taken["operations"]
+        assert HOST_WAITS & set(taken["operations"]) == set()
+        assert taken["waits"] == []
+
+
+def test_launches_of_a_step_are_few(recorded: dict[str, Any]) -> None:
+    """Kernels of Triton; torch adds its own, for running and other sums."""
+    for taken in (*recorded["device steps"], *recorded["host steps"]):
+        assert 2 <= len(taken["launches"]) <= (16 if recorded["n"] < 128 else 23)
+    for taken in recorded["host steps"]:
+        assert len(taken["operations"]) <= (48 if recorded["n"] < 128 else 128)
+
+
+def test_every_launch_selects_the_device_of_its_tensors(recorded: dict[str, Any]) -> None:
+    assert recorded["host steps"][0]["launches"]
+    assert recorded["unguarded"] == []
+
+
+def test_nothing_is_compiled_after_the_warm_up(recorded: dict[str, Any]) -> None:
+    assert recorded["compiled in warm-up"]
+    assert recorded["compiled later"] == []
+
+
+def test_waits_are_recognised() -> None:
+    x, mask = torch.arange(4.0), torch.tensor([True, False, True, False])
+    waiting: dict[str, Callable[[], object]] = {
+        "item": x[0].item,
+        "nonzero": mask.nonzero,
+        "equal": lambda: torch.equal(x, x),
+        "unique": x.unique,
+        "masked_select": lambda: x.masked_select(mask),
+        "__getitem__": lambda: x[mask],
+        "__setitem__": lambda: x.__setitem__((mask,), 0),
+        "__bool__": lambda: not mask[0],
+        "repeat_interleave": lambda: torch.repeat_interleave(mask.long()),
+        "to": lambda: x.to("meta"),
+        "tensor": lambda: torch.tensor([1.0]),
+    }
+    for name, run in waiting.items():
+        with Waits() as waits:
+            run()
+        assert waits.names == [name]
+    with Waits() as waits:
+        x[mask.long()].double().where(x > 0, 1).to("meta", non_blocking=True)
+        x[1:] = 0
+        torch.repeat_interleave(mask.long(), output_size=2)
+    assert waits.names == []
