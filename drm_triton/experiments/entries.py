@@ -58,7 +58,10 @@ class Entry:
         base, options = self.base(space, metric), self.space(space)
         if not options:
             return [base]
-        points = _grid(options, base) if trials is None else islice(draws(options, base), trials)
+        drawn = draws(options, base)
+        if space == "paper" and any(base.to_dict().get(name) not in values for name, values in options.items()):
+            next(drawn)  # the defaults, which are not a point of the paper's grid
+        points = _grid(options, base) if trials is None else islice(drawn, trials)
         return [_derived(self, space, replaced(base, **point)) for point in points]
 
 
@@ -92,9 +95,9 @@ DRM_SPACE: Space = {
     "lambda": (0.1, 0.5, 1.0, 2.0, 3.0, 5.0),
 }
 COVARIANCES = (0.1, 0.5, 1.0, 3.0, 5.0, 10.0)
-# The paper trains with a constant rate and one list per step. Larger batches are not in its space, but needed to train
-# on millions of interactions in minutes.
-DRM_FIXED = {"objective": "hinge+drm", "schedule": "constant"}
+# The paper trains with a constant rate and one list per step. Larger batches, which we keep, are not in its space, but
+# needed to train on millions of interactions in minutes.
+PAPER_RATE = {"schedule": "constant"}
 
 
 def _paper_spaces() -> dict[str, Space]:
@@ -116,11 +119,10 @@ ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         *(Entry(name, name, paper=_paper_spaces().get(name, {})) for name in CONFIGS),
-        Entry("drm-dot", "drm", {**DRM_FIXED, "score": "dot"}, DRM_SPACE),
-        Entry("drm-l2", "drm", {**DRM_FIXED, "score": "l2"}, {**DRM_SPACE, "cov": COVARIANCES}),
-        Entry("drm-alone-dot", "drm", {**DRM_FIXED, "objective": "drm", "score": "dot"}, DRM_SPACE),
-        Entry(
-            "drm-alone-l2", "drm", {**DRM_FIXED, "objective": "drm", "score": "l2"}, {**DRM_SPACE, "cov": COVARIANCES}
+        *(
+            Entry(f"{name}-{score}", "drm", {"objective": objective, "score": score}, space, PAPER_RATE)
+            for name, objective in (("drm", "hinge+drm"), ("drm-alone", "drm"))
+            for score, space in (("dot", DRM_SPACE), ("l2", {**DRM_SPACE, "cov": COVARIANCES}))
         ),
         Entry("softmax@k", "drm", {"objective": "softmax@k"}),
         Entry("psl", "drm", {"objective": "psl"}),
