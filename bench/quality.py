@@ -303,6 +303,7 @@ def comparable(name: str, finals: Finals) -> bool:
 
 def report(budget: int, seeds: int) -> str:
     """Format all finished results: an overview, the tests of significance, and each set with all metrics."""
+    from drm_triton.experiments.tables import p_text
     from drm_triton.machine import processor
 
     finals = {name: found for name in SETS if (found := finals_of(name, budget, seeds))}
@@ -351,7 +352,7 @@ def report(budget: int, seeds: int) -> str:
             other = max(others, key=lambda model: mean(finals[name][model], metric))
             p = p_value(*([result[metric] for result in finals[name][model]] for model in (ours, other)))
             figures = " | ".join(f"{m} | {mean(finals[name][m], metric):.4f}" for m in (ours, other))
-            shown = "no test" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+            shown = "no test" if p is None else p_text(p)
             lines.append(f"| {name} | {metric} | {figures} | {shown} |")
     for name in names:
         lines += [
