@@ -216,7 +216,8 @@ def bootstrap_interval(
         scale = (centred**2).sum() ** 1.5
         skew = (centred**3).sum() / (6 * scale) if scale else 0.0
         interval[:, column] = np.quantile(drawn, ndtr(z0 + (z0 + tails) / (1 - skew * (z0 + tails))))
-    return (interval * (unit / n)).reshape(2, *given.shape[1:])
+    interval *= unit / n
+    return interval.reshape(2, *given.shape[1:])
 
 
 # -- several tests -----------------------------------------------------------------------------------------------------

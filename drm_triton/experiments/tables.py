@@ -12,7 +12,7 @@ from typing import Literal
 
 from drm_triton.errors import InputError
 
-MARKDOWN_SPECIAL = re.compile(r"([\\`*_|<>\[\]~])")
+MARKDOWN_SPECIAL = re.compile(r"([\\`*_|\[\]~]|<(?! ))")  # "< 0.05" opens no tag
 LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -190,7 +190,7 @@ def p_text(p: float) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Escape what Markdown and HTML would take for markup, and put the text on one line."""
+    """Escape what Markdown would take for markup of its own or of HTML, and put the text on one line."""
     return MARKDOWN_SPECIAL.sub(r"\\\1", _one_line(text)).replace("&", "&amp;")
 
 

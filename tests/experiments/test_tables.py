@@ -3,12 +3,12 @@
 import html
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from drm_triton.errors import InputError
-from drm_triton.experiments.tables import Cell, latex, latex_text, markdown, markdown_text, number, ranked
+from drm_triton.experiments.tables import Cell, Row, latex, latex_text, markdown, markdown_text, number, ranked
 
 EVIL = r"a|b & c_d <i> 50% #1 ${x}$ ~^\ *e* `f`"
 ROWS = [
@@ -19,8 +19,12 @@ ROWS = [
 ]
 
 
-def places(column: int) -> list[str]:
-    return [row[column].place for row in ranked(ROWS, ["ndcg@10", "recall@50"])]
+def column(rows: Sequence[Row], number: int) -> list[Cell]:
+    return [cell for row in rows if isinstance(cell := row[number], Cell)]
+
+
+def places(number: int) -> list[str]:
+    return [cell.place for cell in column(ranked(ROWS, ["ndcg@10", "recall@50"]), number)]
 
 
 def test_values_that_look_the_same_share_a_place() -> None:
@@ -29,7 +33,7 @@ def test_values_that_look_the_same_share_a_place() -> None:
 
 def test_empty_cells_have_no_place_and_two_values_have_no_second() -> None:
     assert places(2) == ["", "best", "", ""]
-    assert [row[2].text for row in ranked(ROWS, ["ndcg@10", "recall@50"])] == ["0.5000", "0.6000", "", ""]
+    assert [cell.text for cell in column(ranked(ROWS, ["ndcg@10", "recall@50"]), 2)] == ["0.5000", "0.6000", "", ""]
 
 
 def test_a_single_model_is_not_the_best() -> None:
@@ -38,7 +42,7 @@ def test_a_single_model_is_not_the_best() -> None:
 
 def test_negative_values_are_in_order() -> None:
     rows = [{"model": name, "gain": value} for name, value in (("A", -0.2), ("B", -0.1), ("C", 0.0))]
-    assert [row[1].place for row in ranked(rows, ["gain"])] == ["", "second", "best"]
+    assert [cell.place for cell in column(ranked(rows, ["gain"]), 1)] == ["", "second", "best"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -84,7 +88,8 @@ def test_markdown_of_a_name_with_markup() -> None:
     assert len(re.findall(r"(?<!\\)\|", line)) == 3  # the borders of two columns
     escaped = markdown_text(EVIL)
     assert html.unescape(re.sub(r"\\([^a-z ])", r"\1", escaped)) == EVIL
-    assert not re.search(r"(?<!\\)[`*_<>\[\]~]", re.sub(r"\\\\", "", escaped))
+    assert not re.search(r"(?<!\\)[`*_<\[\]~]", re.sub(r"\\\\", "", escaped))
+    assert markdown_text("< 0.0001") == "< 0.0001"  # readable, and no tag
 
 
 def test_latex_of_a_name_with_markup() -> None:
