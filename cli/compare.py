@@ -160,4 +160,7 @@ def _compare_models(
     comparison.run(workers, reporter)
     result = result_of(comparison, reporter)
     result.write(comparison.path)
-    print(result.to_json() if as_json else result.to_markdown(), end="")
+    if as_json:
+        print(result.to_json(), end="")
+    else:
+        print(f"{result.summary()}\nAll tests and options: {comparison.path}/compare.md")
