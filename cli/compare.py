@@ -15,7 +15,7 @@ from drm_triton.cli.measuring import (
     check_min_train,
     parse_cut_offs,
 )
-from drm_triton.names import METRICS, MIN_TRAIN
+from drm_triton.names import COMPARED_METRICS, METRICS, MIN_TRAIN
 
 
 def compare(
@@ -36,7 +36,7 @@ def compare(
             help=f"Metrics, separated by commas: {', '.join(METRICS)}, at each cut-off of --k, or with a cut-off of "
             "their own, such as recall@20."
         ),
-    ] = "ndcg,map,recall",
+    ] = ",".join(COMPARED_METRICS),
     dataset: Annotated[
         str | None,
         typer.Option(
