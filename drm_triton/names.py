@@ -30,6 +30,7 @@ SPLIT_PARTS = ("train", "valid", "test")
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
 CUT_OFFS = (10, 50)  # K of the metrics, by default
 HEADLINE_METRICS = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")  # shown in curves and after training
+COMPARED_METRICS = ("ndcg", "map", "recall")  # of `compare`, by default
 MIN_TRAIN = 5  # users with fewer training items are not evaluated, as in the paper
 
 TAU_RANGE = (1e-32, 1e32)  # outside it, rank / tau or its inverse overflows float32
