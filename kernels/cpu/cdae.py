@@ -14,7 +14,7 @@ Users are visited one after the other, as each needs the rows that the one befor
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +22,22 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
-from drm_triton.kernels.cpu.sampling import below, draw_negatives, philox
+from drm_triton.kernels.cpu.sampling import draw_negatives, philox
 from drm_triton.kernels.streams import POSITIVES
 
 u64, f64 = np.uint64, np.float64
+Array = NDArray[np.floating[Any]]
 USERS_GRAIN = 64  # users of a task, at least
 
 
 class Tables(NamedTuple):
     """The parameters, or Adagrad's sums of squared gradients. W and V are the same array if they are tied."""
 
-    W: NDArray[np.floating]  # [N, d] input vectors
-    V: NDArray[np.floating]  # [N, d] output vectors
-    P: NDArray[np.floating]  # [M, d] user nodes
-    b: NDArray[np.floating]  # [d]
-    c: NDArray[np.floating]  # [N] item biases
+    W: Array  # [N, d] input vectors
+    V: Array  # [N, d] output vectors
+    P: Array  # [M, d] user nodes
+    b: Array  # [d]
+    c: Array  # [N] item biases
 
 
 class Visits(NamedTuple):
@@ -64,9 +65,9 @@ class VisitBuffers(NamedTuple):
     draws: NDArray[np.int32]  # [most draws] negatives
     outputs: NDArray[np.int32]  # [most draws + most items] items of the loss, each once, the user's first
     kept: NDArray[np.bool_]  # [most items]
-    g: NDArray[np.floating]  # [most outputs] derivative of the loss to the score
+    g: Array  # [most outputs] derivative of the loss to the score
     times: NDArray[np.int32]  # [N] how often an item was drawn; 0 between visits
-    vectors: NDArray[np.floating]  # [3, d] h, dh, dz
+    vectors: Array  # [3, d] h, dh, dz
 
 
 @inline
@@ -86,14 +87,17 @@ def hidden_layer(items, kept, W, scale, node, b, h):
 @kernel
 def hidden_layers(start, stop, indptr, indices, W, P, b, H):
     """Write the hidden layer of users start .. stop - 1, from all of their items. P may have no rows: it is then 0."""
-    kept, none = np.ones(indices.size, np.bool_), np.zeros(b.size, b.dtype)
+    most = 0
+    for user in range(start, stop):
+        most = max(most, indptr[user + 1] - indptr[user])
+    kept, none = np.ones(most, np.bool_), np.zeros(b.size, b.dtype)
     for user in range(start, stop):
         items = indices[indptr[user] : indptr[user + 1]]
         hidden_layer(items, kept, W, W.dtype.type(1), P[user] if P.shape[0] > 0 else none, b, H[user])
 
 
-def encode(items: CSR, W: NDArray[np.floating], P: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the hidden layer of each user: [users, d].
+def encode(items: CSR, W: Array, P: Array, b: Array) -> Array:
+    """Return the hidden layer of each user from all items: [users, d].
 
     A row depends only on the user's items and node, to the bit. New users have no node: P is then [0, d].
     """

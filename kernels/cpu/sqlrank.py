@@ -16,7 +16,7 @@ number of threads.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from drm_triton.kernels.streams import NEGATIVES, POSITIVES
 
 u64, f64 = np.uint64, np.float64
 ZERO = u64(0)
+Array = NDArray[np.floating[Any]]
 AHEAD = 16  # positions between the prefetch of a row and its use
 USERS_GRAIN = 16  # users of a task, at least
 
@@ -47,10 +48,10 @@ class Lists(NamedTuple):
 
 
 @inline
-def fill_queue(seed, epoch4, user, row, n_items, buffers, rank, low, queue):
+def fill_queue(seed, epoch4, ident, row, n_items, buffers, rank, low, queue):
     """Fill the list of a user who has the items `row`. `rank` and `low` [SEARCH_BLOCK] are buffers."""
-    own_keys = philox(seed, epoch4 + u64(POSITIVES), u64(user), ZERO)
-    other_keys = philox(seed, epoch4 + u64(NEGATIVES), u64(user), ZERO)
+    own_keys = philox(seed, epoch4 + u64(POSITIVES), ident, ZERO)
+    other_keys = philox(seed, epoch4 + u64(NEGATIVES), ident, ZERO)
     for start in range(0, queue.size, SEARCH_BLOCK):
         count = min(SEARCH_BLOCK, queue.size - start)
         block = first_entries(buffers, count)
@@ -71,30 +72,34 @@ def fill_queue(seed, epoch4, user, row, n_items, buffers, rank, low, queue):
 
 
 @kernel
-def fill_queues(start, stop, seed, epoch4, first_user, indptr, indices, n_items, lists):
-    """Fill the lists of users start .. stop - 1, counted from `first_user` on."""
+def fill_queues(start, stop, seed, epoch4, idents, indptr, indices, n_items, lists):
+    """Fill the lists of users start .. stop - 1."""
     buffers, negative_buffers = sampling_buffers(SEARCH_BLOCK)
     rank, low = negative_buffers.rank, negative_buffers.low
     for i in range(start, stop):
-        user = first_user + i
-        row, queue = indices[indptr[user] : indptr[user + 1]], lists.items[lists.first[i] : lists.first[i + 1]]
-        fill_queue(seed, epoch4, user, row, n_items, buffers, rank, low, queue)
+        row, queue = indices[indptr[i] : indptr[i + 1]], lists.items[lists.first[i] : lists.first[i + 1]]
+        fill_queue(seed, epoch4, idents[i], row, n_items, buffers, rank, low, queue)
 
 
-def queue_lengths(fit: CSR, ratio: int) -> NDArray[np.int64]:
-    """Return the length of each user's list: int64 [M]. A user has at most the other items of the catalogue."""
-    degrees = fit.degrees()
-    lengths: NDArray[np.int64] = degrees + np.minimum(ratio * degrees, fit.shape[1] - degrees)
+def queue_lengths(degrees: NDArray[np.int64], ratio: int, n_items: int) -> NDArray[np.int64]:
+    """Return the lengths of the lists of users with n_u = `degrees`: int64 [users]."""
+    lengths: NDArray[np.int64] = degrees + np.minimum(ratio * degrees, n_items - degrees)
     return lengths
 
 
-def queue_lists(fit: CSR, lengths: NDArray[np.int64], users: slice, seed: int, epoch: int) -> Lists:
-    """Queue the lists of some users in an epoch. They depend neither on the other users nor on the threads."""
-    first = np.concatenate([[0], np.cumsum(lengths[users])])
+def queue_lists(items: CSR, ratio: int, seed: int, epoch: int, idents: NDArray[np.uint64]) -> Lists:
+    """Queue the lists of users for an epoch.
+
+    Parameters
+    ----------
+    items : CSR [users, N]
+    idents : uint64 [users], which key the random numbers of each user; two users may have the same
+    """
+    first = np.concatenate([[0], np.cumsum(queue_lengths(items.degrees(), ratio, items.shape[1]))])
     lists = Lists(first, np.empty(first[-1], np.int32))
     threads.split(
-        fill_queues, len(first) - 1, USERS_GRAIN, u64(seed), u64(4 * epoch), users.start, fit.indptr, fit.indices,
-        fit.shape[1], lists,
+        fill_queues, items.shape[0], USERS_GRAIN, u64(seed), u64(4 * epoch), idents, items.indptr, items.indices,
+        items.shape[1], lists,
     )  # fmt: skip
     return lists
 
@@ -162,9 +167,7 @@ def step_lists(start, stop, U, V, lists, lr, ridge, coefficients, losses):
         list_coefficients(u, V, queue, buffers, c)
 
 
-def step_users(
-    U: NDArray[np.floating], V: NDArray[np.floating], lists: Lists, lr: float, ridge: float
-) -> tuple[NDArray[np.float64], NDArray[np.floating]]:
+def step_users(U: Array, V: Array, lists: Lists, lr: float, ridge: float) -> tuple[NDArray[np.float64], Array]:
     """Take a step of gradient descent for each user, in place.
 
     Parameters
@@ -195,8 +198,6 @@ def add_columns(start, stop, U, lists, coefficients, gradient):
                 row[k] += c * u[k]
 
 
-def add_item_gradients(
-    U: NDArray[np.floating], lists: Lists, coefficients: NDArray[np.floating], gradient: NDArray[np.floating]
-) -> None:
+def add_item_gradients(U: Array, lists: Lists, coefficients: Array, gradient: Array) -> None:
     """Add c_t u of each position to the row of its item in `gradient` [N, d], users in their order."""
     threads.split(add_columns, U.shape[1], CACHE_LINE, U, lists, coefficients, gradient)
