@@ -11,6 +11,7 @@ ObjectiveName = Literal[
 Negatives = Literal["sampled", "all"]
 InteractionWeights = Literal["off", "raw", "log", "bm25"]  # how a data set's weights enter the loss
 UserSampling = Literal["proportional", "uniform"]
+NegativeSampling = Literal["uniform", "popularity"]
 Init = Literal["spectral", "normal"]
 Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
