@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 from drm_triton.errors import InputError
 
 if TYPE_CHECKING:
+    from drm_triton.models.ials import IALS
     from drm_triton.models.popularity import Popularity
+    from drm_triton.models.wmf import WMF
     from drm_triton.recommender import Recommender
 
 # The name of a model, as in `drm-triton train --model` -> its module and its class. Modules are imported on first use.
 MODELS = {
     "drm": ("drm_triton.model", "DRM"),
+    "wmf": ("drm_triton.models.wmf", "WMF"),
+    "ials": ("drm_triton.models.ials", "IALS"),
     "popularity": ("drm_triton.models.popularity", "Popularity"),
 }
 
-__all__ = ["Popularity", "load", "model_class"]
+__all__ = ["IALS", "WMF", "Popularity", "load", "model_class"]
 
 
 def model_class(name: str) -> "type[Recommender[Any]]":

@@ -1,22 +1,18 @@
-"""`solve_rows`: ridge regressions on rows of one table, a system for each user (or item), each solved exactly.
+"""`solve_rows` on the CPU, see `drm_triton.kernels.least_squares`: one row at a time, in register tiles.
 
-A row u has n cells, with rows w_j of the table V and residuals e_j, and the linear term g. It solves
-
-    (diag(D_u) + c sum_j w_j w_j^T) x = sum_j e_j w_j + g,    D_u = E + L_u.
-
-With the rows W_j = D_u^-1/2 w_j, h = D_u^-1/2 g and x = D_u^-1/2 z, this is (I + c W^T W) z = W^T e + h. If n < d, the
-smaller system (I + c W W^T) y = e - c W h gives z = h + W^T y. Both matrices have no eigenvalue below 1, so that the
-Cholesky factor exists and rounding errors stay small.
-
-Cost: n d^2 + d^3 / 3 multiply-adds, or n^2 d + n^3 / 3 if n < d, and d^2 to leave the basis in which V^T V is diagonal.
-A row is computed in the same way whatever the other rows are.
+A row is computed in the same way whatever the other rows are, and whichever thread does it.
 """
 
+from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, padded
 from drm_triton.kernels.cpu.runtime.symmetric import (
@@ -29,26 +25,28 @@ from drm_triton.kernels.cpu.runtime.symmetric import (
     inner_products,
     solve_factorised,
 )
+from drm_triton.kernels.least_squares import NEGLIGIBLE, Systems
 
 CHUNK = 64  # cells of a long row that are gathered at the same time: they stay in the first level of the cache
-NEGLIGIBLE = np.float32(1e-10)  # times the largest entry of D_u: smaller ones are rounding errors of zero
+TASKS = 64  # parts of about the same cost that threads share
+CELLS_PER_TASK = 1 << 16  # scores that a thread computes at once
 f32 = np.float32
 
 
-class Systems(NamedTuple):
-    """The systems of all rows. The width is d, rounded up to a multiple of LANES; further columns are 0."""
+class SystemArrays(NamedTuple):
+    """`Systems` and their results, for compiled functions."""
 
-    indptr: NDArray[np.int64]  # [M + 1]
-    indices: NDArray[np.int32]  # [nnz], rows of the table
-    residual: NDArray[np.float32]  # [nnz], e; with a linear term, it becomes e - c w_j . x
-    table: NDArray[np.float32]  # [N, width]
-    diagonal: NDArray[np.float32]  # [width], E
-    ridge: NDArray[np.float32]  # [M], L
-    weight: float  # c
-    linear: NDArray[np.float32]  # [M, width], g; or [0, width] for g = 0
-    basis: NDArray[np.float32]  # [width, width]; the results are x times this
-    solution: NDArray[np.float32]  # [M, d], out
-    gain: NDArray[np.float32]  # [M], out: x . (right-hand side), by which the quadratic form falls
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    residual: NDArray[np.float32]
+    table: NDArray[np.float32]
+    diagonal: NDArray[np.float32]
+    ridge: NDArray[np.float32]
+    weight: float
+    basis: NDArray[np.float32]
+    linear: NDArray[np.float32]  # [0, width] if there is none
+    solution: NDArray[np.float32]  # [M, width]
+    gain: NDArray[np.float32]  # [M]
 
 
 class Buffers(NamedTuple):
@@ -58,9 +56,9 @@ class Buffers(NamedTuple):
     scale: NDArray[np.float32]  # [width], D_u^-1/2
     h: NDArray[np.float32]  # [width]
     b: NDArray[np.float32]  # [width], W^T e + h
-    y: NDArray[np.float32]  # [most unknowns]
+    y: NDArray[np.float32]  # [width]
     K: NDArray[np.float32]  # flat
-    inverse: NDArray[np.float32]  # [most unknowns]
+    inverse: NDArray[np.float32]  # [width]
     triangle: NDArray[np.float32]  # [ROWS^2]
     x: NDArray[np.float32]  # [ROWS, width]
     rotated: NDArray[np.float32]  # [ROWS, width]
@@ -79,7 +77,7 @@ def gather(table, indices, scale, W):
 
 @inline
 def copy(x, y):
-    """y = x."""
+    """Y = x."""
     for k in range(x.size):
         y[k] = x[k]
 
@@ -134,17 +132,17 @@ def solve_long(indices, e, weight, table, buffers, z):
 
 
 @inline
-def solve_row(u, systems, d, buffers, x):
+def solve_row(u, systems, buffers, x):
     """Solve the system of row u into x."""
     width, scale, weight = systems.diagonal.size, buffers.scale, f32(systems.weight)
     linear = systems.linear.shape[0] > 0
     largest = f32(0)
-    for k in range(d):
+    for k in range(width):
         largest = max(largest, systems.diagonal[k])
-    least = NEGLIGIBLE * (largest + systems.ridge[u])
+    least = f32(NEGLIGIBLE) * (largest + systems.ridge[u])
     for k in range(width):
         D = systems.diagonal[k] + systems.ridge[u]
-        scale[k] = f32(1) / np.sqrt(D) if D > least else f32(0)
+        scale[k] = f32(1) / np.sqrt(D) if least < D else f32(0)
     if linear:
         for k in range(width):
             buffers.h[k] = scale[k] * systems.linear[u, k]
@@ -154,7 +152,7 @@ def solve_row(u, systems, d, buffers, x):
     n = indices.size
     if n == 0:
         copy(buffers.h, x)
-    elif n < d:
+    elif n < width:
         solve_short(indices, e, weight, systems.table, buffers, linear, x)
     else:
         solve_long(indices, e, weight, systems.table, buffers, x)
@@ -167,23 +165,22 @@ def solve_row(u, systems, d, buffers, x):
 
 
 @kernel
-def solve_rows(start, stop, systems):
+def solve_range(start, stop, systems):
     """Solve the systems of rows start .. stop - 1."""
     table = systems.table
-    d, width = systems.solution.shape[1], table.shape[1]
+    width = table.shape[1]
     longest = 0
     for u in range(start, stop):
         longest = max(longest, systems.indptr[u + 1] - systems.indptr[u])
-    cells = padded(min(longest, max(d, CHUNK)), 4)
-    most = max(padded(min(longest, d), LANES), width)
+    cells = padded(min(longest, max(width, CHUNK)), 4)
     buffers = Buffers(
         aligned(cells, width + LANES, table),
         aligned(1, width, table)[0],
         aligned(1, width, table)[0],
         aligned(1, width, table)[0],
-        aligned(1, most, table)[0],
-        aligned(1, most * (most + LANES), table)[0],
-        aligned(1, most, table)[0],
+        aligned(1, width, table)[0],
+        aligned(1, width * (width + LANES), table)[0],
+        aligned(1, width, table)[0],
         aligned(1, ROWS * ROWS, table)[0],
         aligned(ROWS, width, table),
         aligned(ROWS, width, table),
@@ -191,9 +188,53 @@ def solve_rows(start, stop, systems):
     for first in range(start, stop, ROWS):
         last = min(first + ROWS, stop)
         for u in range(first, last):
-            solve_row(u, systems, d, buffers, buffers.x[u - first])
+            solve_row(u, systems, buffers, buffers.x[u - first])
         buffers.rotated[:] = f32(0)
         add_product(buffers.x, systems.basis, buffers.rotated)
         for u in range(first, last):
-            for k in range(d):
-                systems.solution[u, k] = buffers.rotated[u - first, k]
+            copy(buffers.rotated[u - first], systems.solution[u])
+
+
+@kernel
+def score_range(start, stop, indptr, indices, U, V, scores):
+    """Scores = u . v of each cell of rows start .. stop - 1."""
+    for u in range(start, stop):
+        for cell in range(indptr[u], indptr[u + 1]):
+            total = f32(0)
+            for k in range(U.shape[1]):
+                total += U[u, k] * V[indices[cell], k]
+            scores[cell] = total
+
+
+def solve_rows(systems: Systems) -> tuple[Tensor, Tensor]:
+    """Solve all systems, which are float32; see `drm_triton.kernels.least_squares.solve_rows`."""
+    n_rows, width = len(systems.ridge), systems.table.shape[1]
+    solution, gain = torch.empty(n_rows, width), torch.empty(n_rows)
+    linear = torch.empty(0, width) if systems.linear is None else systems.linear
+    tensors = systems._replace(linear=linear)
+    arrays = [value.numpy() if isinstance(value, Tensor) else value for value in tensors]
+    n = np.diff(arrays[0]).astype(np.float64)
+    unknowns = np.minimum(n, width)
+    # Relative to the multiply-adds of the Gram matrix, those of the rest are slower.
+    cost = n * unknowns * width / 2 + unknowns**3 / 2 + 2 * width**2 + 4 * n * width + 20_000
+    threads.run(
+        partial(solve_range, start, stop, SystemArrays(*arrays, solution.numpy(), gain.numpy()))
+        for start, stop in _shares(cost, TASKS)
+    )
+    return solution, gain
+
+
+def cell_scores(indptr: Tensor, indices: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """Return the score u . v of each cell, [nnz]."""
+    scores = torch.empty(len(indices))
+    arrays = [tensor.numpy() for tensor in (indptr, indices, U, V, scores)]
+    shares = _shares(1.0 + np.diff(arrays[0]), 1 + len(indices) // CELLS_PER_TASK)
+    threads.run(partial(score_range, start, stop, *arrays) for start, stop in shares)
+    return scores
+
+
+def _shares(cost: NDArray[np.float64], parts: int) -> list[tuple[int, int]]:
+    """Split rows into ranges of about the same cost."""
+    total = np.concatenate([[0], np.cumsum(cost)])
+    bounds = np.searchsorted(total, np.linspace(0, total[-1], parts + 1))
+    return [(int(start), int(stop)) for start, stop in pairwise(bounds) if stop > start]

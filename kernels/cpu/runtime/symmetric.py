@@ -5,8 +5,6 @@ Only the upper half of K is used; b is in the column of the number `columns`. Nu
 other further columns must be finite. Products run in register tiles, as in `simd`.
 """
 
-import math
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -99,7 +97,7 @@ def add_product(A, B, C):
 
 @inline
 def add_rows(y, W, n, z):
-    """z += sum_{i < n} y_i W_i; n is positive. z has a multiple of LANES elements, and W at least as many columns."""
+    """Z += sum_{i < n} y_i W_i; n is positive. z has a multiple of LANES elements, and W at least as many columns."""
     vector, stride = lanes(z), W.shape[1]
     wide = z.size // (WIDE * vector) * (WIDE * vector)
     for j in range(0, wide, WIDE * vector):
