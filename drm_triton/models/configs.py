@@ -309,6 +309,88 @@ class CMLConfig(ModelConfig):
     )
 
 
+@dataclass(frozen=True)
+class ALSConfig(ModelConfig):
+    """Options of the models that are fitted by alternating least squares."""
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    regularization: float = option(
+        0.03,
+        "Weight of the squared norms.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
+        search=(0.01, 0.1, 1.0, 10.0),
+    )
+    epochs: int = option(
+        15, "Number of times that all users and all items are fitted.", TRAINING, least=1, most=MAX_INT32
+    )
+
+
+@dataclass(frozen=True)
+class WMFConfig(ALSConfig):
+    """Options of `WMF`."""
+
+    model: ClassVar[str] = "wmf"
+
+    confidence: float = option(
+        10.0,
+        "Weight of an interaction, where a pair without one has the weight 1.",
+        LOSS,
+        least=1,
+        most=MAX_FLOAT32,
+        paper=(1, 3, 5, 10, 20),
+        search=(3.0, 10.0, 30.0),
+    )
+
+
+@dataclass(frozen=True)
+class IALSConfig(ALSConfig):
+    """Options of `IALS`."""
+
+    model: ClassVar[str] = "ials"
+
+    block: int = option(
+        128,
+        "Number of columns of the factors that are fitted at once. With `factors` or more, each step is exact.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+    )
+    regularization: float = option(
+        0.01,
+        "Weight of the squared norms, times a power of the weight of the row; see `ridge_power`.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        search=(0.001, 0.003, 0.01, 0.03),
+    )
+    unobserved_weight: float = option(
+        0.1,
+        "Weight of all pairs of a user and an item, where an interaction has the further weight 1.",
+        LOSS,
+        positive=True,
+        most=MAX_FLOAT32,
+        search=(0.01, 0.03, 0.1, 0.3),
+    )
+    ridge_power: float = option(
+        1.0,
+        "How the ridge of a row grows with the weight of its pairs: not at all with 0, in proportion with 1.",
+        LOSS,
+        least=0,
+        most=2,
+    )
+
+
 CONFIGS: dict[str, type[Config]] = {
     config.model: config
     for config in (
@@ -319,6 +401,8 @@ CONFIGS: dict[str, type[Config]] = {
         BPRConfig,
         WARPConfig,
         CMLConfig,
+        WMFConfig,
+        IALSConfig,
     )
 }
 
