@@ -10,15 +10,23 @@ from drm_triton import atomic
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
 from drm_triton.config import MAX_CUT_OFF
+from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
+
+DEFAULT_K = ",".join(map(str, CUT_OFFS))
 
 
 def evaluate(
     run: RunArgument,
     on: Annotated[str, typer.Option(help="Split part to measure on: valid or test.")] = "test",
-    k: Annotated[str, typer.Option("--k", help="Cut-offs K of the metrics, separated by commas.")] = ",".join(
-        map(str, CUT_OFFS)
-    ),
+    k: Annotated[
+        str | None,
+        typer.Option(
+            "--k",
+            help=rf"Cut-offs K of the metrics, separated by commas. \[{DEFAULT_K}; for a public split also {K}]",
+            show_default=False,
+        ),
+    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -29,7 +37,14 @@ def evaluate(
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: Annotated[int, typer.Option(help="Leave out users with fewer training items than this.")] = MIN_TRAIN,
+    min_train: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out users with fewer training items than this. "
+            rf"\[{MIN_TRAIN}; for a public split {LEAST_TRAIN}]",
+            show_default=False,
+        ),
+    ] = None,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
@@ -45,7 +60,8 @@ def evaluate(
 ) -> None:
     """Rank all unseen items for every user and compare the ranking with the held-out items.
 
-    A user's training items are left out of the ranking. With --on test, the validation items are left out too.
+    A user's training items are left out of the ranking. With --on test, the validation items are left out too. For a
+    public split, the results that others published are printed beside the model's.
 
     Examples:
 
@@ -66,8 +82,8 @@ def evaluate(
 
     if on not in ("valid", "test"):
         raise InputError(f"--on must be valid or test, got {on!r}")
-    cut_offs = _cut_offs(k)
-    if min_train < 0:
+    cut_offs = None if k is None else _cut_offs(k)
+    if min_train is not None and min_train < 0:
         raise InputError(f"--min-train must be at least 0, got {min_train}")
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
@@ -79,6 +95,10 @@ def evaluate(
     if on in model.config.fit_parts:
         raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
     seen = data.train.union(data.valid) if on == "test" else data.train
+    default_ks, default_min_train = protocol(data.meta)
+    cut_offs = list(default_ks) if cut_offs is None else cut_offs
+    min_train = default_min_train if min_train is None else min_train
+    published = leaderboard(data.meta) if on == "test" else []
 
     backend, _ = model.backend()
     reporter = FlagReporter(quiet=quiet or as_json)
@@ -93,7 +113,11 @@ def evaluate(
         atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
     if not as_json:
         _print_table(result.means, popularity, cut_offs, len(result.per_user))
+        if published and K in cut_offs:
+            _print_leaderboard(result.means, published)
     report: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
+    if published:
+        report["published"] = [row.to_dict() for row in published]
     if by_activity:
         metric = f"ndcg@{cut_offs[0]}"
         groups = grouped(result)
@@ -134,6 +158,21 @@ def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list
     for cut_off in ks:
         for name in (name for name in means if name.endswith(f"@{cut_off}")):
             table.add_row(name, f"{means[name]:.4f}", f"{popularity[name]:.4f}")
+    Console().print(table)
+
+
+def _print_leaderboard(means: dict[str, float], published: list[Result]) -> None:
+    """Print the model among the published results, in ascending order of recall."""
+    from rich.console import Console
+    from rich.table import Table
+
+    own = Result("this model", means[f"recall@{K}"], means[f"ndcg@{K}"], "")
+    table = Table(title="results for this split")
+    for name in ("model", f"recall@{K}", f"ndcg@{K}", "from"):
+        table.add_column(name, justify="right" if "@" in name else "left")
+    for row in sorted([*published, own], key=lambda row: row.recall):
+        style = "bold" if row is own else None
+        table.add_row(row.model, f"{row.recall:.4f}", f"{row.ndcg:.4f}", row.source, style=style)
     Console().print(table)
 
 

@@ -17,6 +17,7 @@ CovForm = Literal["decorrelate", "printed"]
 BackendName = Literal["reference", "triton", "cpu"]
 BackendChoice = Literal["auto", "cpu", "triton", "reference"]
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
+SplitPart = Literal["train", "valid", "test"]
 FitOn = Literal["train", "train+valid", "all"]
 Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know
 Leading = Literal["user", "count", "none"]  # first field of a line in files with one list of items per line
