@@ -55,6 +55,13 @@ def evaluate(
             help="Also print metrics for groups of users by number of training items, and plot them in RUN.",
         ),
     ] = False,
+    beyond_accuracy: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-accuracy",
+            help="Also measure novelty, diversity, popularity and the exposure of items.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
@@ -70,6 +77,8 @@ def evaluate(
       drm-triton evaluate runs/melon --k 5,20 --json
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
+
+      drm-triton evaluate runs/melon --beyond-accuracy
     """
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
@@ -103,9 +112,16 @@ def evaluate(
     reporter = FlagReporter(quiet=quiet or as_json)
     with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
         result = measure(
-            model.ranker(), seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
+            model.ranker(),
+            seen,
+            held_out,
+            cut_offs,
+            min_train,
+            lambda done, total: step.advance(done - step.done),
+            beyond_accuracy,
         )
-    popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
+    baseline = popularity_ranker(model.interactions.train)
+    popularity = measure(baseline, seen, held_out, cut_offs, min_train, beyond_accuracy=beyond_accuracy).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
         atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)

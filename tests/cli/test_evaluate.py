@@ -42,6 +42,18 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert "mean ndcg@10 by training interactions" in out
 
 
+def test_evaluate_beyond_accuracy(run: Path) -> None:
+    names = ("novelty", "diversity", "avg_popularity", "tail_share", "user_coverage", "gini", "entropy")
+    code, out, _ = call("evaluate", run, "--beyond-accuracy")
+    assert code == 0
+    assert all(f"{name}@{k}" in out for name in names for k in (10, 50))
+    found = json.loads(call("evaluate", run, "--beyond-accuracy", "--json")[1])
+    assert all(f"{name}@{k}" in place for name in names for k in (10, 50) for place in (found, found["popularity"]))
+    assert found["popularity"]["tail_share@10"] < found["tail_share@10"]
+    assert found["popularity"]["avg_popularity@10"] > found["avg_popularity@10"]
+    assert not any(name.startswith("novelty") for name in json.loads(call("evaluate", run, "--json")[1]))
+
+
 def test_a_public_split_has_its_own_protocol_and_leaderboard(stored: Path, run: Path, tmp_path: Path) -> None:
     data = Dataset.load(stored)
     data.meta["public_split"] = "amazon-cds-m1"
