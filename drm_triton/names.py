@@ -19,6 +19,7 @@ BackendName = Literal["reference", "triton", "cpu"]
 BackendChoice = Literal["auto", "cpu", "triton", "reference"]
 Output = Literal["sampled", "full"]  # items that the loss of an autoencoder is computed for
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
+SplitPart = Literal["train", "valid", "test"]
 FitOn = Literal["train", "train+valid", "all"]
 Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know
 Leading = Literal["user", "count", "none"]  # first field of a line in files with one list of items per line
