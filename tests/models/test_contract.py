@@ -21,6 +21,7 @@ from drm_triton.recommender import FactorRecommender, NotFittedError, Recommende
 from drm_triton.training.run import read_metrics
 
 SMALL = {"factors": 8, "epochs": 3, "lr": 0.1, "neighbors": 20, "eta": 10, "batch_size": 64}
+MORE = {"bpr": {"epochs": 40}, "cdae": {"epochs": 30}, "sqlrank": {"epochs": 60}}  # to learn something with small steps
 
 
 def untrained(name: str, **options: Any) -> Recommender[Any]:
