@@ -94,7 +94,7 @@ class CDAE(FactorModel[CDAEConfig]):
         run = self._sampled if self.config.output == "sampled" else self._full
         loss = run(tensors, fit, number, progress)
         self._encode(tensors, fit)
-        return {"loss": loss / max(1, np.count_nonzero(fit.degrees()))}
+        return {"loss": loss / max(1, int(np.count_nonzero(fit.degrees())))}
 
     def _encode(self, tensors: Tensors, fit: CSR) -> None:
         """Compute the hidden layer of each user from all of the user's items."""
