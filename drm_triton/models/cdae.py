@@ -226,7 +226,7 @@ def full_step(tensors: Tensors, fit: CSR, users: range, epoch: int, config: CDAE
     if config.tied:
         dV += dW
     else:
-        touched = torch.zeros(n_items, 1, device=device).index_fill_(0, items[kept], 1)
+        touched = W.new_zeros(n_items, 1).index_fill_(0, items[kept], 1)
         adagrad(W, W_state, dW + ridge * touched * W, lr)
     adagrad(V, V_state, dV.add_(V, alpha=ridge), lr)
     adagrad(c, c_state, dc.add_(c, alpha=ridge), lr)
