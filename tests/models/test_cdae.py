@@ -257,5 +257,5 @@ def test_a_fitted_model_has_no_state_of_the_optimiser() -> None:
 
 
 def test_divergence_is_reported() -> None:
-    with pytest.raises(DrmError, match="cdae diverged in epoch .* a lower `lr`"):
+    with pytest.raises(DrmError, match=r"cdae diverged in epoch .* a lower `lr`"):
         CDAE(factors=2, lr=3e38, epochs=3).fit(dataset(interactions()))

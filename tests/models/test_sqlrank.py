@@ -218,7 +218,7 @@ def test_tiny_data(rows: list[list[int]]) -> None:
 
 
 def test_factors_that_would_grow_are_refused() -> None:
-    with pytest.raises(InputError, match="`lr` times `regularization` must be below 2, got 0.5 \\* 4"):
+    with pytest.raises(InputError, match=r"`lr` times `regularization` must be below 2, got 0.5 \* 4"):
         SQLRank(lr=0.5, regularization=4)
 
 
@@ -226,5 +226,5 @@ def test_divergence_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = interactions()
     data = Dataset.from_csr((fit.indptr, fit.indices), n_items=fit.shape[1])
     monkeypatch.setattr(module, "INITIAL_SCALE", 1.0)  # gradients are then large enough to overflow
-    with pytest.raises(DrmError, match="sqlrank diverged in epoch 1: .* a lower `lr`"):
+    with pytest.raises(DrmError, match=r"sqlrank diverged in epoch 1: .* a lower `lr`"):
         SQLRank(lr=3e38, regularization=0, epochs=3).fit(data)
