@@ -65,15 +65,15 @@ class SQLRankConfig(ModelConfig):
         10, "Number of negatives for each item of a user.", LISTS, least=1, most=MAX_RATIO, search=(3, 5, 10)
     )
     regularization: float = option(
-        1.0,
+        2.0,
         "Weight of the squared norms of the factors.",
         LOSS,
         least=0,
         most=MAX_FLOAT32,
-        search=(0.3, 1.0, 2.0, 4.0),
+        search=(0.5, 1.0, 2.0, 4.0),
     )
     lr: float = option(
-        0.1,
+        0.2,
         "Learning rate of the first epoch. `lr` times `regularization` must be below 2.",
         TRAINING,
         positive=True,

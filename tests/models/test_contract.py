@@ -23,12 +23,14 @@ from drm_triton.training.run import read_metrics
 SMALL = {"factors": 8, "epochs": 3, "lr": 0.1, "neighbors": 20, "eta": 10, "batch_size": 64}
 MORE = {"bpr": {"epochs": 40}, "cdae": {"epochs": 30}, "sqlrank": {"epochs": 60}}  # to learn something with small steps
 
+EPOCHS = {"cdae": 10, "sqlrank": 20}  # of models that learn less in an epoch: SQL-Rank takes a single step
+
 
 def untrained(name: str, **options: Any) -> Recommender[Any]:
     """Return a model with small options."""
-    known = config_class(name).fields()
+    known, small = config_class(name).fields(), SMALL | {"epochs": EPOCHS.get(name, SMALL["epochs"])}
     return model_class(name)(
-        config_class(name).from_mapping({k: v for k, v in {**SMALL, **options}.items() if k in known})
+        config_class(name).from_mapping({k: v for k, v in {**small, **options}.items() if k in known})
     )
 
 
