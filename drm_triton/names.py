@@ -17,7 +17,9 @@ Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
 BackendName = Literal["reference", "triton", "cpu"]
 BackendChoice = Literal["auto", "cpu", "triton", "reference"]
+Output = Literal["sampled", "full"]  # items that the loss of an autoencoder is computed for
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
+SplitPart = Literal["train", "valid", "test"]
 FitOn = Literal["train", "train+valid", "all"]
 Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know
 Leading = Literal["user", "count", "none"]  # first field of a line in files with one list of items per line
@@ -31,6 +33,7 @@ SPLIT_PARTS = ("train", "valid", "test")
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
 CUT_OFFS = (10, 50)  # K of the metrics, by default
 HEADLINE_METRICS = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")  # shown in curves and after training
+COMPARED_METRICS = ("ndcg", "map", "recall")  # of `compare`, by default
 MIN_TRAIN = 5  # users with fewer training items are not evaluated, as in the paper
 
 TAU_RANGE = (1e-32, 1e32)  # outside it, rank / tau or its inverse overflows float32
