@@ -14,6 +14,7 @@ from drm_triton.errors import InputError
 if TYPE_CHECKING:
     from drm_triton.models.ials import IALS
     from drm_triton.models.popularity import Popularity
+    from drm_triton.models.srrmf import SRRMF
     from drm_triton.models.wmf import WMF
     from drm_triton.recommender import Recommender
 
@@ -22,10 +23,11 @@ MODELS = {
     "drm": ("drm_triton.model", "DRM"),
     "wmf": ("drm_triton.models.wmf", "WMF"),
     "ials": ("drm_triton.models.ials", "IALS"),
+    "srrmf": ("drm_triton.models.srrmf", "SRRMF"),
     "popularity": ("drm_triton.models.popularity", "Popularity"),
 }
 
-__all__ = ["IALS", "WMF", "Popularity", "load", "model_class"]
+__all__ = ["IALS", "SRRMF", "WMF", "Popularity", "load", "model_class"]
 
 
 def model_class(name: str) -> "type[Recommender[Any]]":
