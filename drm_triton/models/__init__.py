@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from drm_triton.models.ials import IALS
     from drm_triton.models.popularity import Popularity
     from drm_triton.models.sqlrank import SQLRank
+    from drm_triton.models.srrmf import SRRMF
     from drm_triton.models.warp import WARP
     from drm_triton.models.wmf import WMF
     from drm_triton.recommender import Recommender
@@ -31,11 +32,12 @@ MODELS = {
     "warp": ("drm_triton.models.warp", "WARP"),
     "cml": ("drm_triton.models.cml", "CML"),
     "sqlrank": ("drm_triton.models.sqlrank", "SQLRank"),
+    "srrmf": ("drm_triton.models.srrmf", "SRRMF"),
     "ials": ("drm_triton.models.ials", "IALS"),
     "popularity": ("drm_triton.models.popularity", "Popularity"),
 }
 
-__all__ = ["BPR", "CDAE", "CML", "IALS", "WARP", "WMF", "Popularity", "SQLRank", "load", "model_class"]
+__all__ = ["BPR", "CDAE", "CML", "IALS", "SRRMF", "WARP", "WMF", "Popularity", "SQLRank", "load", "model_class"]
 
 
 def model_class(name: str) -> "type[Recommender[Any]]":

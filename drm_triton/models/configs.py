@@ -391,6 +391,24 @@ class IALSConfig(ALSConfig):
     )
 
 
+@dataclass(frozen=True)
+class SRRMFConfig(ALSConfig):
+    """Options of `SRRMF`."""
+
+    model: ClassVar[str] = "srrmf"
+
+    confidence: float = option(
+        10.0,
+        "Weight of the pairs of an item that the user has and one that the user does not have, where pairs of two "
+        "items that the user does not have have the weight 1.",
+        LOSS,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=(1, 3, 5, 10, 20),
+        search=(1.0, 10.0, 100.0),
+    )
+
+
 CONFIGS: dict[str, type[Config]] = {
     config.model: config
     for config in (
@@ -403,6 +421,7 @@ CONFIGS: dict[str, type[Config]] = {
         CMLConfig,
         WMFConfig,
         IALSConfig,
+        SRRMFConfig,
     )
 }
 
