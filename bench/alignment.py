@@ -45,7 +45,8 @@ def correlations(data: Dataset, objective: ObjectiveName, epochs: int, seed: int
     on_train: list[list[float]] = []
 
     def measure(end: EpochEnd) -> None:
-        ranker = factor_ranker(get_backend("cpu"), end.state.U, end.state.V, model.config.score_in_force)
+        U, V = model.factors(end.state.tensors())
+        ranker = factor_ranker(get_backend("cpu"), U, V, model.score)
         means = evaluate(ranker, no_items, data.train, (10,), min_train=0).means
         on_train.append([means[name] for name in METRICS])
 

@@ -20,6 +20,13 @@ def runs(incomplete: str) -> list[str]:
     return [place for place in places if place.startswith(incomplete)]
 
 
+def models(incomplete: str) -> list[str]:
+    """Return the names of the models."""
+    from drm_triton.models.configs import CONFIGS
+
+    return [name for name in CONFIGS if name.startswith(incomplete)]
+
+
 def sources(incomplete: str) -> list[tuple[str, str]]:
     """Return the sources of `prepare` with their descriptions."""
     from drm_triton.data.prepare.sources import SOURCES

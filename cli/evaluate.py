@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from drm_triton import atomic
+from drm_triton.base_config import MAX_CUT_OFF
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
-from drm_triton.config import MAX_CUT_OFF
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 
 
@@ -58,10 +58,10 @@ def evaluate(
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
     from drm_triton.errors import InputError
-    from drm_triton.model import DRM
+    from drm_triton.models import load
     from drm_triton.ranking.evaluate import by_activity as grouped
     from drm_triton.ranking.evaluate import evaluate as measure
-    from drm_triton.ranking.evaluate import factor_ranker, popularity_ranker
+    from drm_triton.ranking.evaluate import popularity_ranker
     from drm_triton.training.run import dataset_of
 
     if on not in ("valid", "test"):
@@ -71,7 +71,7 @@ def evaluate(
         raise InputError(f"--min-train must be at least 0, got {min_train}")
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
-    model = DRM.load(run)
+    model = load(run)
     data = dataset_of(run, None if dataset is None else find_dataset(dataset))
     if not model.was_fit_on(data):
         raise InputError(f"{run} was not trained on {data.path}; give the data set of the training with --dataset")
@@ -80,12 +80,10 @@ def evaluate(
         raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
     seen = data.train.union(data.valid) if on == "test" else data.train
 
-    backend, _ = model.backend()
     reporter = FlagReporter(quiet=quiet or as_json)
     with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
-        ranker = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score_in_force)
         result = measure(
-            ranker, seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
+            model.ranker(), seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
         )
     popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
     if per_user is not None:

@@ -40,9 +40,9 @@ def export(
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.export import GOOD_RECALL
     from drm_triton.export import export as write
-    from drm_triton.model import DRM
+    from drm_triton.models import load
 
-    manifest = write(DRM.load(run), directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
+    manifest = write(load(run), directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
     recall = {name: value for name, value in manifest.items() if name.startswith("recall@")}
     if as_json:
         print(json.dumps(manifest, ensure_ascii=False))

@@ -77,7 +77,7 @@ def recommend(
     form = check_output(form, out)
 
     from drm_triton.data.histories import read_histories, read_ids
-    from drm_triton.model import DRM
+    from drm_triton.models import load
 
     selection: dict[str, Any] = {}
     if liked is not None:
@@ -88,7 +88,7 @@ def recommend(
         selection["users"] = user if users is None else read_ids(users)
     selection["only"] = None if only is None else read_ids(only)
     selection["without"] = None if without is None else read_ids(without)
-    model = DRM.load(run)
+    model = load(run)
     blocks = model.recommend_blocks(k=k, exclude_seen=exclude_seen, unknown=unknown, **selection)
     n_rows = 0
 

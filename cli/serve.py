@@ -55,9 +55,9 @@ def serve(
         if (error.name or "").startswith("drm_triton"):
             raise
         raise InputError(f"serve needs {error.name}: pip install 'drm-triton[serve]'") from None
-    from drm_triton.model import DRM
+    from drm_triton.models import load
 
-    model = DRM.load(run)
+    model = load(run)
     with _bind(host, port) as listener:  # before the kernels compile, so that a port in use is reported at once
         app = create_app(model, run.resolve().name, max_k, max_liked)
         server = uvicorn.Server(

@@ -25,7 +25,8 @@ def similar(
 ) -> None:
     """Print the items most similar to an item, or the users most similar to a user, with scores.
 
-    The score is the cosine of their factors (cosine and dot models) or their negative squared distance (l2 models).
+    The score is the cosine of their factors (cosine and dot models), their negative squared distance (l2 models), or
+    the weight from the first item to the second (item-item models).
 
     Examples:
 
@@ -37,11 +38,14 @@ def similar(
         raise InputError("give either --item ID or --user ID; both may be repeated")
     form = check_output(form, out)
 
-    from drm_triton.model import DRM
+    from drm_triton.models import load
+    from drm_triton.recommender import FactorRecommender
 
-    model = DRM.load(run)
+    model = load(run)
     if item is not None:
         frame = with_titles(model.similar_items(item, k), model.interactions, "similar")
-    else:
+    elif isinstance(model, FactorRecommender):
         frame = model.similar_users(user or [], k)
+    else:
+        raise InputError(f"{run}: {model.config.model} has no vectors of users to compare; give --item")
     write([frame], form, out)

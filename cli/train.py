@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import config_options, given, option
+from drm_triton.models.configs import CONFIGS, config_class
 from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS
 
 if TYPE_CHECKING:
-    from drm_triton.config import TrainConfig
+    from drm_triton.base_config import Config
     from drm_triton.data.dataset import Dataset
-    from drm_triton.training.state import EpochEnd, State
+    from drm_triton.recommender import Recommender
+    from drm_triton.training.state import EpochEnd, Progress
 
 FILES = "Files and output"
 
@@ -37,6 +39,7 @@ def train(
             complete=complete.datasets,
         ),
     ] = None,
+    model: Annotated[str | None, option(f"Model: {', '.join(CONFIGS)}. [drm]", FILES, complete=complete.models)] = None,
     run: Annotated[Path | None, option("Run directory. [runs/<dataset>-<time>]", FILES)] = None,
     config: Annotated[Path | None, option("TOML file with options. Flags override it.", FILES)] = None,
     resume: Annotated[Path | None, option("Run directory to continue.", FILES, complete=complete.runs)] = None,
@@ -56,20 +59,23 @@ def train(
 
       drm-triton train -d data/ratings --score l2 --factors 128 --run runs/l2
 
+      drm-triton train -d melon --model ease --regularization 300
+
       drm-triton train --resume runs/l2
     """
-    from drm_triton.model import DRM
+    from drm_triton.models import model_class
     from drm_triton.training.run import best_record, read_metrics
 
-    data, settings, place = _resolve(dataset, run, config, resume, given(options))
+    data, settings, place = _resolve(dataset, model, run, config, resume, given(options))
+    untrained = model_class(settings.model)(settings)
     if dry_run:
-        _print_plan(data, settings, as_json)
+        _print_plan(data, untrained, as_json)
         return
     reporter = FlagReporter(quiet=quiet or as_json)
     display = Display(reporter, settings, f"{data!r}; run directory {place}")
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
-        DRM(settings).fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
+        untrained.fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
     records = read_metrics(place)  # of all epochs, also those before a resume
     best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
     if display.interrupted:  # printed even if quiet: otherwise the work would seem lost
@@ -84,10 +90,14 @@ def train(
 
 
 def _resolve(
-    dataset: str | None, run: Path | None, config: Path | None, resume: Path | None, options: dict[str, Any]
-) -> "tuple[Dataset, TrainConfig, Path]":
+    dataset: str | None,
+    model: str | None,
+    run: Path | None,
+    config: Path | None,
+    resume: Path | None,
+    options: dict[str, Any],
+) -> "tuple[Dataset, Config, Path]":
     """Return the data set, the configuration and the run directory."""
-    from drm_triton.config import TrainConfig
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
     from drm_triton.errors import InputError
@@ -96,24 +106,35 @@ def _resolve(
     if resume is not None:
         if run is not None or config is not None:
             raise InputError("`resume` uses the directory and configuration of the run; leave out `run` and `config`")
-        settings = TrainConfig.from_toml(existing(resume) / "config.toml", options)
-        check_resumable(resume, settings.schedule, list(options))
+        stored = existing(resume) / "config.toml"
+        settings = chosen_config(model, stored).from_toml(stored, options)
+        check_resumable(resume, settings, list(options))
         return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
     if dataset is None:
         raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
-    settings = TrainConfig.from_toml(config, options) if config else TrainConfig.from_mapping(options)
+    kind = chosen_config(model, config)
+    settings = kind.from_toml(config, options) if config else kind.from_mapping(options)
     path = find_dataset(dataset)
     data = Dataset.load(path)
     return data, settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None:
-    from drm_triton.training.preflight import memory_estimate
-    from drm_triton.training.weights import require_weights
+def chosen_config(model: str | None, file: Path | None) -> "type[Config]":
+    """Return the class of the options: that of the model given, or else of the one that a file names, or else DRM's."""
+    from drm_triton.base_config import read_toml
 
-    settings = settings.resolved()
-    require_weights(data.train, settings.interaction_weights)
-    memory = memory_estimate(data, settings)
+    named = read_toml(file).get("model") if file else None
+    return config_class(model or named or "drm")
+
+
+def _print_plan(data: "Dataset", model: "Recommender[Any]", as_json: bool) -> None:
+    from drm_triton.training.loop import interactions_to_fit
+
+    settings = model.config.resolved()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of options and validation: this prints the plan only
+        model.check_fit(data, interactions_to_fit(data, settings))
+    memory = model.memory_estimate(data)
     sizes = {part: getattr(data, part).nnz for part in SPLIT_PARTS}
     statistics = {"users": data.n_users, "items": data.n_items, **sizes}
     if as_json:
@@ -131,12 +152,12 @@ def _print_plan(data: "Dataset", settings: "TrainConfig", as_json: bool) -> None
 class Display:
     """Progress of a training: a bar for the current epoch, and a line for each finished epoch."""
 
-    def __init__(self, reporter: Any, settings: "TrainConfig", header: str) -> None:
+    def __init__(self, reporter: Any, settings: "Config", header: str) -> None:
         self.reporter, self.settings, self.header = reporter, settings, header
         self.interrupted = False
         self._step: Any = None
 
-    def batch_end(self, state: "State", n_lists: int) -> bool:
+    def batch_end(self, state: "Progress", n_lists: int) -> bool:
         """Advance the bar. Return True if the user has pressed Ctrl-C."""
         if self.header:
             self.reporter.line(self.header)
@@ -152,7 +173,9 @@ class Display:
     def epoch_end(self, end: "EpochEnd") -> bool:
         """Print the line of the epoch."""
         record = end.record
-        parts = [f"loss {record['loss']:.4f}", f"{record['lists_per_second']:,.0f} lists/s"]
+        parts = [f"loss {record['loss']:.4f}"] if "loss" in record else []
+        if "lists_per_second" in record:
+            parts.append(f"{record['lists_per_second']:,.0f} lists/s")
         left = (self.settings.epochs - record["epoch"]) * record["seconds"]
         if left:
             parts.append(f"{left:.0f} s left")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drm_triton.base_config import overridden
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import FIELDS, config_options, given, option
-from drm_triton.cli.train import FILES
-from drm_triton.config import TrainConfig, overridden, read_toml, search_space
+from drm_triton.cli.train import FILES, chosen_config
+from drm_triton.config import TrainConfig
+from drm_triton.models.configs import CONFIGS
 from drm_triton.options import declaration
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def tune(
             complete=complete.datasets,
         ),
     ] = None,
+    model: Annotated[str | None, option(f"Model: {', '.join(CONFIGS)}. [drm]", FILES, complete=complete.models)] = None,
     study: Annotated[Path | None, option("Directory of the study. [studies/<dataset>]", FILES)] = None,
     config: Annotated[Path | None, option("TOML file with options to fix. Flags override it.", FILES)] = None,
     quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
@@ -79,16 +82,17 @@ def tune(
         raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
     check_seconds(seconds)
     flags = given({"monitor": monitor, "seed": seed, **options})
+    kind = chosen_config(model, config)
     if config is None:
-        base = TrainConfig.from_mapping(flags)  # here, so that an error of a flag does not name the file of the space
+        base = kind.from_mapping(flags)  # here, so that an error of a flag does not name the file of the space
         fixed = flags
     else:
-        base = TrainConfig.from_toml(config, flags)
-        fixed = overridden(read_toml(config), flags)
-    searched = checked_space(read_toml(space) if space else search_space(base), fixed, space or "")
+        base = kind.from_toml(config, flags)
+        fixed = overridden(kind.read_toml(config), flags)
+    searched = checked_space(kind.read_toml(space) if space else base.search_space(), fixed, kind, space or "")
     place = find_dataset(dataset)
     data = Dataset.load(place)
-    found = Study(study or Path("studies") / place.absolute().name, data, searched, fixed)
+    found = Study(study or Path("studies") / place.absolute().name, data, searched, fixed, kind.model)
 
     reporter = FlagReporter(quiet=quiet or as_json)
     reporter.line(f"{data!r}; study directory {found.path}")

@@ -1,23 +1,18 @@
-"""The training configuration: one frozen dataclass, validated once, read from and written to TOML."""
+"""The configuration of `DRM`: one frozen dataclass, validated once, read from and written to TOML."""
 
 # ruff: noqa: RUF009  (`option` calls `dataclasses.field`)
 
 import dataclasses
-import json
-import re
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
+from drm_triton.base_config import LISTS, LOSS, MODEL, TRAINING, Config
 from drm_triton.errors import InputError
 from drm_triton.names import (
     MAX_FLOAT32,
     MAX_INT32,
     MAX_SEED,
-    METRICS,
-    SPLIT_PARTS,
     TAU_RANGE,
     BackendChoice,
     CovForm,
@@ -31,15 +26,9 @@ from drm_triton.names import (
     UserSampling,
     Weight,
 )
-from drm_triton.options import ALIASES, FILE_NAMES, checked, declaration, nearest_name, option
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from drm_triton.options import option
 
 MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
-MAX_CUT_OFF = 1000  # of `monitor`, and of the metrics that `evaluate` prints
 
 OVER_CATALOGUE = ("softmax", "softmax@k")  # objectives that are defined for the whole catalogue
 SOFTMAX_K = 20
@@ -47,11 +36,9 @@ POOL = 32768
 SAMPLED_BATCH = 2048
 CATALOGUE_BATCH = 256  # users; a step with more of them changes every item less often
 
-MODEL, LISTS, LOSS, TRAINING = "Model", "Lists", "Loss", "Training"
-
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Config):
     """All options that determine a trained model, besides the data. docs/options.md lists them.
 
     Examples
@@ -63,6 +50,8 @@ class TrainConfig:
     ...
     drm_triton.errors.InputError: `factors` must be at least 1, got 0
     """
+
+    model: ClassVar[str] = "drm"
 
     score: Score | None = option(
         None,
@@ -251,8 +240,7 @@ class TrainConfig:
     monitor: str = option("ndcg@10", "Validation metric that selects the best epoch and controls `patience`.", TRAINING)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))  # frozen: no assignment
+        super().__post_init__()
         if "drm" in self.objective and self.k is not None and self.k > self.rho + self.eta_in_force:
             raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta_in_force}, got {self.k}")
         if self.negatives_in_force == "sampled" and self.batch_in_force % self.share:
@@ -263,12 +251,6 @@ class TrainConfig:
             raise InputError("`objective` softmax@k needs `negatives` all")
         if self.cov > 0 and self.score_in_force != "l2":
             raise InputError("`cov` (covariance regularisation) needs `score` l2")
-        name, _, cut_off = self.monitor.partition("@")
-        if name not in METRICS or not cut_off.isdecimal() or not 1 <= int(cut_off) <= MAX_CUT_OFF:
-            raise InputError(
-                f"`monitor` must be a metric such as ndcg@10 ({', '.join(METRICS)}; cut-off from 1 to {MAX_CUT_OFF}), "
-                f"got {self.monitor!r}"
-            )
 
     @property
     def eta_in_force(self) -> int:
@@ -333,9 +315,9 @@ class TrainConfig:
         )
 
     @property
-    def fit_parts(self) -> tuple[str, ...]:
-        """The parts of a data set that `fit_on` names."""
-        return SPLIT_PARTS if self.fit_on == "all" else tuple(self.fit_on.split("+"))
+    def epochs_matter(self) -> bool:
+        """Whether the result after an epoch depends on the number of epochs."""
+        return self.schedule == "linear"
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, by their Python names.
@@ -393,51 +375,24 @@ class TrainConfig:
         idle = self.idle() | ({"weight"} if one_weight else set())
         return [name for name in self.changed() if name in idle]
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str = "") -> "TrainConfig":
-        """Build a configuration from plain values.
+    def search_space(self) -> dict[str, list[Any]]:
+        """Return the default search space of `tune`: the options that matter for the objective.
 
-        Parameters
-        ----------
-        values : option -> value; `lambda` is accepted for `lam`
-        where : the file that the values come from, for error messages
+        Examples
+        --------
+        >>> list(TrainConfig().search_space())
+        ['factors', 'temperature', 'lr', 'epochs']
+        >>> list(TrainConfig(objective="hinge+drm").search_space())
+        ['score', 'factors', 'eta', 'tau', 'lambda', 'margin', 'lr', 'epochs']
         """
-        try:
-            check_names(values)
-            return cls(**{ALIASES.get(key, key): value for key, value in values.items()})
-        except InputError as error:
-            raise InputError(in_file(where, str(error))) from None
+        space = super().search_space()
+        if not {"hinge", "drm"} & set(self.objective.split("+")):
+            space.pop("score")
+        return space
 
     @classmethod
-    def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "TrainConfig":
-        """Read a TOML file.
-
-        `overrides` replace values of the file. An error message says whether the file, an override, or both together
-        are wrong.
-        """
-        values, flags = read_toml(path), overrides or {}
-        try:
-            return cls.from_mapping(overridden(values, flags))
-        except InputError as error:
-            problem = str(error)
-        for given, where in ((flags, ""), (values, str(path))):
-            try:
-                cls.from_mapping(given)
-            except InputError as error:
-                if str(error) == problem:
-                    raise InputError(in_file(where, problem)) from None
-        in_file_only = {ALIASES.get(key, key) for key in values} - {ALIASES.get(key, key) for key in flags}
-        raise InputError(f"{path} and the options that override it: {_with_keys(problem, in_file_only)}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values by their names in files. Options that are None are left out."""
-        values = dataclasses.asdict(self)
-        return {FILE_NAMES.get(name, name): value for name, value in values.items() if value is not None}
-
-    def to_toml(self) -> str:
-        """Return the text of a TOML file with this configuration."""
-        # JSON and TOML write numbers, strings and booleans in the same way.
-        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
+    def _of_model(cls) -> str:
+        return ""
 
 
 class TrainOptions(TypedDict, total=False):
@@ -475,108 +430,6 @@ class TrainOptions(TypedDict, total=False):
     eval_every: int
     patience: int
     monitor: str
-
-
-OPTIONS = tuple(field.name for field in dataclasses.fields(TrainConfig))
-
-
-def search_space(config: TrainConfig) -> dict[str, list[Any]]:
-    """Return the default search space of `tune`: option -> values, under the names in files.
-
-    It has the options that matter for the objective of `config`.
-
-    Examples
-    --------
-    >>> list(search_space(TrainConfig()))
-    ['factors', 'temperature', 'lr', 'epochs']
-    >>> list(search_space(TrainConfig(objective="hinge+drm")))
-    ['score', 'factors', 'eta', 'tau', 'lambda', 'margin', 'lr', 'epochs']
-    """
-    idle = config.idle() | ({"score"} if "drm" not in config.objective and "hinge" not in config.objective else set())
-    return {
-        FILE_NAMES.get(field.name, field.name): list(declaration(field).search)
-        for field in dataclasses.fields(TrainConfig)
-        if declaration(field).search and field.name not in idle
-    }
-
-
-def check_names(values: Mapping[str, Any]) -> None:
-    """Raise if a name is unknown, or if one option is given under two names.
-
-    Examples
-    --------
-    >>> check_names({"facters": 32})
-    Traceback (most recent call last):
-    ...
-    drm_triton.errors.InputError: unknown option `facters`; did you mean `factors`?
-    """
-    for alias, name in ALIASES.items():
-        if alias in values and name in values:
-            raise InputError(f"'{name}' and '{alias}' are the same option; give only one of them")
-    for key in values:
-        if ALIASES.get(key, key) not in OPTIONS:
-            raise InputError(f"unknown option `{key}`; {suggestion(key)}")
-
-
-def suggestion(unknown: str) -> str:
-    """Return the end of an error message about an unknown option: the name it probably means, or all names."""
-    near = nearest_name(unknown, OPTIONS)
-    return f"did you mean `{near}`?" if near else f"the options are {', '.join(OPTIONS)}"
-
-
-def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace options by others. An option may be given under either of its names.
-
-    Examples
-    --------
-    >>> overridden({"lambda": 1.0, "tau": 2.0}, {"lam": 3.0})
-    {'tau': 2.0, 'lam': 3.0}
-    """
-    taken = {ALIASES.get(key, key) for key in overrides}
-    return {**{key: value for key, value in values.items() if ALIASES.get(key, key) not in taken}, **overrides}
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file of options. Errors name the file."""
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such configuration file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
-    try:
-        check_names(values)
-    except InputError as error:
-        raise InputError(in_file(path, str(error))) from None
-    return values
-
-
-def in_file(path: str | Path, message: str) -> str:
-    """Return an error message about a file: it names the file, and options as the keys of the file.
-
-    Without a path, the message is returned as it is.
-
-    Examples
-    --------
-    >>> in_file("c.toml", "`lam` must be at least 0, got -1")
-    "c.toml: 'lambda' must be at least 0, got -1"
-    """
-    if not str(path):
-        return message
-    return f"{path}: {_with_keys(message)}"
-
-
-def _with_keys(message: str, names: Collection[str] | None = None) -> str:
-    """Name options as the keys of a file: those in `names`, or all."""
-
-    def key(found: "re.Match[str]") -> str:
-        name = found[1]
-        return f"'{FILE_NAMES.get(name, name)}'" if names is None or name in names else found[0]
-
-    return re.sub(r"`(\w+)`", key, message)
 
 
 def of_trained_model(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,16 @@
-"""Export factors and external ids for other programs: NumPy arrays, Parquet tables, or an index for fast search.
+"""Export what a model learned and external ids: NumPy arrays, Parquet tables, or an index for fast search.
+
+Of a model with factors:
+
 
 npz        factors.npz with user_factors [M, d], item_factors [N, d], user_ids [M], item_ids [N]
 parquet    users.parquet and items.parquet with columns id, title (if the data has titles) and factors
 faiss      index.faiss, an HNSW graph over the item factors, by inner product for score dot and by distance for l2,
            with user_factors.npy, user_ids.npy and item_ids.npy
 hnswlib    index.hnsw, the same for hnswlib
+
+Of an item-item model, npz has weights.npz with the parts of the weights and item_ids [N], and parquet has
+weights.parquet with columns item, other and weight, if the weights are sparse.
 
 export.json in the directory describes the files and how to query them. No file needs pickle.
 """
@@ -26,9 +32,9 @@ from drm_triton._version import __version__
 from drm_triton.data.store import write_array
 from drm_triton.errors import InputError
 from drm_triton.kernels.checks import check_choice
-from drm_triton.model import DRM
 from drm_triton.names import CUT_OFFS, ExportFormat, Score
 from drm_triton.progress import SILENT, Reporter
+from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender
 
 Factors = NDArray[np.float32]
 Labels = NDArray[np.int64]  # row numbers of items
@@ -45,13 +51,17 @@ MAX_ID_BYTES = 4 * 2**30  # of an array of text ids; NumPy stores each with the 
 
 
 def export(
-    model: DRM, directory: str | Path, to: ExportFormat = "npz", overwrite: bool = False, reporter: Reporter = SILENT
+    model: Recommender[Any],
+    directory: str | Path,
+    to: ExportFormat = "npz",
+    overwrite: bool = False,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
-    """Write a model's factors and ids to a directory, atomically.
+    """Write what a model learned and its ids to a directory, atomically.
 
     Parameters
     ----------
-    model : a fitted DRM
+    model : a fitted model
     directory : directory to create. With `overwrite`, an existing directory is replaced if it is empty or an export.
     to : npz, parquet, faiss or hnswlib. The last two need the package of that name.
     overwrite : replace an existing export
@@ -60,8 +70,8 @@ def export(
     Returns
     -------
     dict
-        The content of export.json: score, dimension, files and how to query them. For an index also its recall against
-        exact search, measured with a sample of the model's users.
+        The content of export.json: files and how to query them, and the score and dimension of factors. For an index
+        also its recall against exact search, measured with a sample of the model's users.
 
     Raises
     ------
@@ -71,7 +81,7 @@ def export(
     Examples
     --------
     >>> import tempfile
-    >>> from drm_triton import Dataset
+    >>> from drm_triton import DRM, Dataset
     >>> data = Dataset.from_frame(pl.DataFrame({"user": ["ann", "ann", "bob"], "item": ["x", "y", "x"]}))
     >>> model = DRM(factors=4, epochs=1).fit(data)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -83,17 +93,24 @@ def export(
     index_class = INDEXES.get(to)
     if index_class is not None:
         _package(to)  # fail before the slow part
-    U, V = (factors.cpu().numpy() for factors in (model.user_factors, model.item_factors))
     manifest: dict[str, Any] = {
         "format": "drm-triton export",
         "version": 1,
         "program": f"drm-triton {__version__}",
+        "model": model.config.model,
         "to": to,
-        "score": model.config.score_in_force,
-        "dimension": V.shape[1],
-        "users": len(U),
-        "items": len(V),
+        "users": model.interactions.n_users,
+        "items": model.interactions.n_items,
     }
+    if isinstance(model, ItemRecommender):
+        _check_item_format(model, to)
+        with atomic.directory(directory, overwrite, MARKER) as folder:
+            manifest |= _write_weights(folder, model, to)
+            (folder / MARKER).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        return manifest
+    assert isinstance(model, FactorRecommender)
+    U, V = (factors.cpu().numpy() for factors in (model.user_factors, model.item_factors))
+    manifest |= {"score": model.score, "dimension": V.shape[1]}
     with atomic.directory(directory, overwrite, MARKER) as folder:
         if index_class is not None:
             manifest |= _write_index(index_class, folder, model, U, V, reporter)
@@ -110,11 +127,11 @@ SCORES = {"dot": PRODUCT, "cosine": PRODUCT, "l2": "minus the squared distance o
 SEEN = "Items that the user already has are included: search for more items and remove these."
 
 
-def _score_text(model: DRM) -> str:
-    return f"the score, higher is better, is {SCORES[model.config.score_in_force]}."
+def _score_text(model: FactorRecommender[Any]) -> str:
+    return f"the score, higher is better, is {SCORES[model.score]}."
 
 
-def _write_npz(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, Any]:
+def _write_npz(folder: Path, model: FactorRecommender[Any], U: Factors, V: Factors) -> dict[str, Any]:
     user_ids, item_ids = _id_arrays(model)
     np.savez(folder / "factors.npz", user_factors=U, item_factors=V, user_ids=user_ids, item_ids=item_ids)
     return {
@@ -125,7 +142,7 @@ def _write_npz(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, An
     }
 
 
-def _write_parquet(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str, Any]:
+def _write_parquet(folder: Path, model: FactorRecommender[Any], U: Factors, V: Factors) -> dict[str, Any]:
     for name, table, factors in (("users", model.interactions.users, U), ("items", model.interactions.items, V)):
         column = pl.Series("factors", factors, dtype=pl.Array(pl.Float32, factors.shape[1]))
         table.select(pl.col("^(id|title)$")).with_columns(column).write_parquet(
@@ -137,7 +154,38 @@ def _write_parquet(folder: Path, model: DRM, U: Factors, V: Factors) -> dict[str
     }
 
 
-def _id_arrays(model: DRM) -> tuple[IdArray, IdArray]:
+def _check_item_format(model: ItemRecommender[Any], to: ExportFormat) -> None:
+    if to not in ("npz", "parquet"):
+        raise InputError(f"export to {to} needs factors, and {model.config.model} has weights between items; use npz")
+    weights = model.weights
+    if to == "parquet" and (weights.sparse is None or weights.low_rank is not None):
+        raise InputError(f"export to parquet needs sparse weights, and those of {model.config.model} are not; use npz")
+
+
+def _write_weights(folder: Path, model: ItemRecommender[Any], to: ExportFormat) -> dict[str, Any]:
+    """Write the weights between items."""
+    ids = model.interactions.item_ids
+    query = "A user's scores, higher is better, are the sum of the rows of the weights at the user's items."
+    if to == "npz":
+        arrays = {name: tensor.cpu().numpy() for name, tensor in model.weights.tensors().items()}
+        np.savez(folder / "weights.npz", **arrays, item_ids=_id_array(ids, "item"))  # type: ignore[arg-type]
+        parts = (
+            "weights [N, N]; or weights_values, weights_indices, weights_indptr of a SciPy csr_matrix [N, N]; plus "
+            "weights_left @ weights_right.T if they are there; item_ids: row and column r belong to id r"
+        )
+        return {"files": {"weights.npz": parts}, "query": f"{query} {SEEN}"}
+    sparse = model.weights.sparse
+    assert sparse is not None
+    pairs = sparse.tocoo()
+    frame = pl.DataFrame({"item": ids[pairs.row], "other": ids[pairs.col], "weight": pairs.data})
+    frame.write_parquet(folder / "weights.parquet", compression="zstd")
+    return {
+        "files": {"weights.parquet": "item, other, weight of the row of item and the column of other"},
+        "query": query,
+    }
+
+
+def _id_arrays(model: FactorRecommender[Any]) -> tuple[IdArray, IdArray]:
     return _id_array(model.interactions.user_ids, "user"), _id_array(model.interactions.item_ids, "item")
 
 
@@ -261,12 +309,12 @@ def _package(name: str) -> Any:
 
 
 def _write_index(
-    index_class: type[_Index], folder: Path, model: DRM, U: Factors, V: Factors, reporter: Reporter
+    index_class: type[_Index], folder: Path, model: FactorRecommender[Any], U: Factors, V: Factors, reporter: Reporter
 ) -> dict[str, Any]:
     for name, ids in zip(("user_ids", "item_ids"), _id_arrays(model), strict=True):
         write_array(folder / f"{name}.npy", ids)
     write_array(folder / "user_factors.npy", U)
-    score = model.config.score_in_force
+    score = model.score
     with reporter.step("build the index"):
         index = index_class(np.ascontiguousarray(V), score)
     with reporter.step("measure its recall against exact search") as step:
@@ -281,7 +329,7 @@ def _write_index(
         step.note(", ".join(f"{name} {value:.4f}" for name, value in recall.items()))
     return {
         "files": {
-            index.file: f"graph over the item factors, by {'inner product' if score == 'dot' else 'squared distance'}",
+            index.file: f"graph over the item factors, by {'squared distance' if score == 'l2' else 'inner product'}",
             "item_ids.npy": "item id of each label",
             "user_factors.npy": "factors of the users, the queries",
             "user_ids.npy": "user id of each query",
@@ -298,8 +346,8 @@ def _write_index(
 class _Recall:
     """Fraction of the exact top k that an index finds. Items with the score of the k-th item count as found."""
 
-    def __init__(self, model: DRM, queries: Factors, V: Factors) -> None:
-        self.queries, self.V, self.score = queries, V, model.config.score_in_force
+    def __init__(self, model: FactorRecommender[Any], queries: Factors, V: Factors) -> None:
+        self.queries, self.V, self.score = queries, V, model.score
         self.k = min(max(CUT_OFFS), len(V))
         backend, device = model.backend()
         items = backend.pack_items(model.item_factors, self.score)

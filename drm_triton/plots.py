@@ -21,7 +21,7 @@ def learning_curves(records: Sequence[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots(2, 2, sharey="row")
     for column, (x, label) in enumerate(((epochs, "epoch"), (seconds, "seconds of training"))):
         for name in ("loss", *LOSSES):
-            values = [record.get(name, 0.0) for record in records]  # earlier versions had fewer losses
+            values = [record.get(name, 0.0) for record in records]  # some models have no loss
             if any(values):
                 axes[0, column].plot(x, values, label=name, marker="." if len(x) < 40 else None)
         for name in HEADLINE_METRICS:

@@ -17,5 +17,6 @@ def keywords(data: Dataset) -> None:
     DRM(factors="many")  # type: ignore[arg-type]
     DRM(score="hamming")  # type: ignore[arg-type]
     tune(data, Path("study"), trials=3, factors=32, score="l2")
-    tune(data, Path("study"), facters=32)  # type: ignore[call-arg]
-    tune(data, Path("study"), score="hamming")  # type: ignore[arg-type]
+    tune(data, Path("study"), facters=32)  # type: ignore[call-overload]
+    tune(data, Path("study"), score="hamming")  # type: ignore[call-overload]
+    tune(data, Path("study"), model="wmf", confidence=3.0)

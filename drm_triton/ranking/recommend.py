@@ -1,10 +1,12 @@
-"""Recommendations as frames: users or histories -> vectors -> top-K items -> frame.
+"""Recommendations as frames: users or histories -> queries -> top-K items -> frame.
 
-`DRM.recommend_blocks` runs these steps:
+`Recommender.recommend_blocks` runs these steps:
 
 1. `known_users` or `new_users` turns external ids into `TargetUsers`.
-2. `candidate_items` turns `only` and `without` into the items to choose from, which a `TopKIndex` packs once.
+2. `candidate_items` turns `only` and `without` into the items to choose from, which an index packs once.
 3. `recommendation_frames` searches the index, one block of users after the other.
+
+The queries are vectors of users, for a `TopKIndex`, or their items, for an `ItemIndex`.
 
 `similar_frame` does the same for similar items and similar users.
 """
@@ -20,21 +22,19 @@ from typing import Any, get_args
 
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
-from drm_triton.kernels.devices import to_device
-from drm_triton.kernels.protocol import Backend
-from drm_triton.names import Score, Unknown
-from drm_triton.ranking.fold_in import fold_in
-from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
+from drm_triton.names import Unknown
+from drm_triton.ranking.item_index import ItemIndex
+from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex
+
+Queries = Any  # float32 [m, d] for a TopKIndex, CSR [m, N] for an ItemIndex
+Index = TopKIndex | ItemIndex
 
 MAX_FRAME_ROWS = 1 << 20  # bounds the memory of one frame when k is large
 
@@ -46,49 +46,48 @@ class TargetUsers:
     Attributes
     ----------
     ids : external ids [m]
-    rows : int64 [m], each user's row in `seen`; -1 for a user without a vector, who gets the most popular items
+    rows : int64 [m], each user's row in `seen`; -1 for a user without a query, who gets the most popular items
     seen : CSR, the items that a user already has
-    vectors : maps rows [b] and their seen items, CSR [b, N], to user vectors [b, d]
+    queries : maps rows [b] and their seen items, CSR [b, N], to the queries of an index
     """
 
     ids: pl.Series
     rows: NDArray[np.int64]
     seen: CSR
-    vectors: Callable[[NDArray[np.int64], CSR], Tensor]
+    queries: Callable[[NDArray[np.int64], CSR], Queries]
 
 
-# -- 1. users or histories -> vectors ------------------------------------------------------------------------------
+# -- 1. users or histories -> queries ------------------------------------------------------------------------------
 
 
-def known_users(users: Any, data: Dataset, U: Tensor, unknown: Unknown) -> TargetUsers:
-    """Select users of the training data. Their vectors are rows of U [M, d].
+def known_users(
+    users: Any, data: Dataset, queries: Callable[[NDArray[np.int64]], Queries], unknown: Unknown
+) -> TargetUsers:
+    """Select users of the training data.
 
     Parameters
     ----------
     users : external ids; None for all users with interactions
     data : training data of the model
-    U : user factors
+    queries : maps codes of users [b] to their queries
     unknown : handling of ids that `find_users` does not find
     """
     ids, codes = find_users(users, data, unknown)
-    return TargetUsers(ids, codes, data.train, lambda rows, _: U[to_device(torch.from_numpy(rows), U.device)])
+    return TargetUsers(ids, codes, data.train, lambda rows, _: queries(rows))
 
 
-def new_users(
-    histories: Any, data: Dataset, V: Tensor, config: TrainConfig, backend: Backend, unknown: Unknown
-) -> TargetUsers:
-    """Select users who are not in the training data. Their vectors are folded in from the items they liked.
+def new_users(histories: Any, data: Dataset, queries: Callable[[CSR], Queries], unknown: Unknown) -> TargetUsers:
+    """Select users who are not in the training data, given by the items they liked.
 
     Parameters
     ----------
     histories, unknown : see `encode_histories`
     data : training data of the model
-    V : float32 [N, d] item factors
-    config, backend : those of the model
+    queries : maps liked items, CSR [b, N], to queries
     """
     ids, liked = encode_histories(histories, data, unknown)
     rows = np.where(liked.degrees() > 0, np.arange(len(ids)), -1)
-    return TargetUsers(ids, rows, liked, lambda _, items: fold_in(V, items, config, backend))
+    return TargetUsers(ids, rows, liked, lambda _, items: queries(items))
 
 
 def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, NDArray[np.int64]]:
@@ -216,11 +215,11 @@ def _known_item_codes(ids: Any, data: Dataset, option: str) -> NDArray[np.int32]
     return codes[codes >= 0]
 
 
-# -- 3. vectors -> top-K items -> frame ----------------------------------------------------------------------------
+# -- 3. queries -> top-K items -> frame ----------------------------------------------------------------------------
 
 
 def recommendation_frames(
-    users: TargetUsers, index: TopKIndex, data: Dataset, k: int, exclude_seen: bool
+    users: TargetUsers, index: Index, data: Dataset, k: int, exclude_seen: bool
 ) -> Iterator[pl.DataFrame]:
     """Yield frames with columns user, rank, item, score, each for one block of users.
 
@@ -233,18 +232,18 @@ def recommendation_frames(
     exclude_seen : leave out the items of `users.seen`
     """
     k = min(k, len(index))
-    has_vector = users.rows >= 0
-    popular = np.zeros(k, dtype=np.int32) if has_vector.all() else popular_items(data.train, k, index.candidates)
+    has_query = users.rows >= 0
+    popular = np.zeros(k, dtype=np.int32) if has_query.all() else popular_items(data.train, k, index.candidates)
     block_size = max(1, min(QUERIES_PER_BLOCK, MAX_FRAME_ROWS // k))
     for start in range(0, max(len(users.ids), 1), block_size):  # yield at least one frame, so that columns are known
         block = slice(start, start + block_size)
-        ids, rows, ranked = users.ids[block], users.rows[block], has_vector[block]
+        ids, rows, ranked = users.ids[block], users.rows[block], has_query[block]
         items = np.tile(popular, (len(ids), 1))
         scores = np.full(items.shape, np.nan, dtype=np.float32)
         if ranked.any():
             seen = users.seen.take(rows[ranked])
-            vectors = users.vectors(rows[ranked], seen)
-            items[ranked], scores[ranked] = index.search(vectors, k, seen if exclude_seen else None)
+            queries = users.queries(rows[ranked], seen)
+            items[ranked], scores[ranked] = index.search(queries, k, seen if exclude_seen else None)
         yield _ranked_frame("user", ids, "item", data.item_ids, items, scores)
 
 
@@ -254,33 +253,21 @@ def popular_items(train: CSR, k: int, candidates: NDArray[np.int64] | None = Non
 
 
 def similar_frame(
-    backend: Backend,
-    kind: str,
-    codes: NDArray[np.int32],
-    ids: pl.Series,
-    factors: Tensor,
-    score: Score,
-    k: int,
-    candidates: NDArray[np.int64] | None = None,
+    kind: str, codes: NDArray[np.int32], ids: pl.Series, index: Index, queries: Queries, k: int
 ) -> pl.DataFrame:
     """Return the k rows most similar to some rows, never the row itself: a frame of kind, rank, similar, score.
 
     Parameters
     ----------
-    backend : backend of `drm_triton.kernels`
     kind : `item` or `user`, the name of the first column
     codes : int32 [m], rows to find similar rows for
     ids : external ids of all rows
-    factors : float32 [N, d], factors of all rows
-    score : score of the model
+    index : index whose scores are the similarities
+    queries : its queries for the rows [m]
     k : number of similar rows for each
-    candidates : ascending row numbers to choose from; None for all rows
     """
     check_k(f"similar_{kind}s", k)
-    vectors = similarity_vectors(factors, score)
-    index = TopKIndex(backend, vectors, score, candidates)
     itself = CSR(np.arange(len(codes) + 1), codes, (len(codes), len(ids)))
-    queries = vectors[to_device(torch.from_numpy(codes), vectors.device)]
     similar, scores = index.search(queries, min(k, len(index)), itself)
     return _ranked_frame(kind, ids[codes], "similar", ids, similar, scores)
 

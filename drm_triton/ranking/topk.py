@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,6 +43,10 @@ class TopKIndex:
 
     def __len__(self) -> int:
         return self._size
+
+    def stack(self, queries: Sequence[Tensor]) -> Tensor:
+        """Return the queries of a search from single vectors [d]: [m, d]."""
+        return torch.stack(list(queries))
 
     def search(
         self, queries: Tensor, k: int, excluded: CSR | None = None

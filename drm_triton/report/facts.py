@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from drm_triton.config import TrainConfig
+from drm_triton.base_config import Config
 from drm_triton.names import SPLIT_PARTS
 from drm_triton.options import FILE_NAMES, default_text
 from drm_triton.report import svg
@@ -19,9 +19,12 @@ def configuration_section(runs: Sequence[MeasuredRun]) -> str:
     Options that differ between the runs come first. For a single run these are the options that differ from the
     defaults.
     """
-    fields = {field.name: field for field in dataclasses.fields(TrainConfig)}
     resolved = [run.config.resolved() for run in runs]
-    values = {name: [_value(field, getattr(config, name)) for config in resolved] for name, field in fields.items()}
+    names = list(dict.fromkeys(name for config in resolved for name in config.fields()))
+    fields = resolved[0].fields()
+    values = {name: [_option(config, name) for config in resolved] for name in names}
+    if len({config.model for config in resolved}) > 1:
+        values = {"model": [f"<code>{config.model}</code>" for config in resolved], **values}
     rows = {name: [f"<code>{FILE_NAMES.get(name, name)}</code>", *row] for name, row in values.items()}
     heads = ["option", *(svg.run_label(number, run.name) for number, run in enumerate(runs, 1))]
     if len(runs) == 1:
@@ -33,11 +36,16 @@ def configuration_section(runs: Sequence[MeasuredRun]) -> str:
         different = [name for name, row in values.items() if len(set(row)) > 1]
         differing_rows = [rows[name] for name in different]
         shown = table("Options that differ between the runs", heads, differing_rows, kind="options differ")
-        summary = f"{len(fields) - len(different)} options with the same value in all runs"
+        summary = f"{len(values) - len(different)} options with the same value in all runs"
     if not different:
         shown = f"<p>{'All options have their default values.' if len(runs) == 1 else 'The options do not differ.'}</p>"
     equal = [row for name, row in rows.items() if name not in different]
     return shown + details(summary, table(summary, heads, equal, kind="options")) + _environments(runs, heads)
+
+
+def _option(config: Config, name: str) -> str:
+    """Format the value of an option, or a dash if the model does not have it."""
+    return _value(config.fields()[name], getattr(config, name)) if name in config.fields() else "–"
 
 
 def _value(field: "dataclasses.Field[Any]", value: Any) -> str:

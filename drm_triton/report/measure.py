@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drm_triton.config import TrainConfig
+from drm_triton.base_config import Config
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import InputError
-from drm_triton.model import DRM
+from drm_triton.models import load
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.ranking.evaluate import Evaluation, evaluate, factor_ranker, measurable, popularity_ranker
+from drm_triton.ranking.evaluate import Evaluation, evaluate, measurable, popularity_ranker
+from drm_triton.recommender import Recommender
 from drm_triton.training.checkpoint import FILE
 from drm_triton.training.run import best_record, checkpoint_directory, read_environment, read_metrics
 
@@ -65,7 +66,7 @@ class MeasuredRun:
     name: str
     path: Path
     data: RunData
-    config: TrainConfig
+    config: Config
     checkpoint: str  # best, last or saved
     records: list[dict[str, Any]]  # lines of metrics.jsonl; empty for a saved model
     environment: dict[str, Any]  # env.json; empty for a saved model
@@ -138,8 +139,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _measure(name: str, path: Path, data: RunData, k: int, reporter: Reporter) -> MeasuredRun:
     model, records = _load(path), _records(path)
-    backend, _ = model.backend()
-    rank = factor_ranker(backend, model.user_factors, model.item_factors, model.config.score_in_force)
+    rank = model.ranker()
     evaluation = popularity = None
     not_evaluated = ""
     excluded = data.seen
@@ -178,14 +178,14 @@ def _measure(name: str, path: Path, data: RunData, k: int, reporter: Reporter) -
     )
 
 
-def _load(path: Path) -> DRM:
+def _load(path: Path) -> Recommender[Any]:
     checkpoints = (path / name / FILE for name in ("best", "last"))
     if (path / "config.toml").exists() and not any(file.exists() for file in checkpoints):
         raise InputError(
             f"{path} has no checkpoint: training stopped before the end of the first epoch; resume the training "
             "of this run, or leave it out"
         )
-    return DRM.load(path)
+    return load(path)
 
 
 def _run_directory(path: Path) -> Path | None:
@@ -205,13 +205,13 @@ def _records(path: Path) -> list[dict[str, Any]]:
     run = _run_directory(path)
     records = read_metrics(run) if run else []
     for number, record in enumerate(records, 1):
-        complete = isinstance(record, dict) and {"epoch", "loss", "seconds"} <= record.keys()
+        complete = isinstance(record, dict) and {"epoch", "seconds"} <= record.keys()
         if not complete or not all(isinstance(value, int | float) for value in record.values()):
             raise InputError(f"{path}: line {number} of metrics.jsonl is not a record of an epoch; remove the file")
     return records
 
 
-def _dataset(path: Path, model: DRM, environment: dict[str, Any], given: dict[str, Dataset]) -> Dataset:
+def _dataset(path: Path, model: Recommender[Any], environment: dict[str, Any], given: dict[str, Dataset]) -> Dataset:
     """Return the data set a model was trained on: one of those given, or the one at the recorded path."""
     for dataset in given.values():
         if model.was_fit_on(dataset):

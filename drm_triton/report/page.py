@@ -7,6 +7,7 @@ from importlib import resources
 from string import Template
 
 from drm_triton._version import __version__
+from drm_triton.config import TrainConfig
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 from drm_triton.report import svg
 from drm_triton.report.charts import activity_section, curves_section
@@ -59,7 +60,10 @@ def _card(number: int, run: MeasuredRun) -> str:
         facts.append(f"{n} epoch{'s' if n != 1 else ''} in {_duration(seconds)}")
         if run.best_epoch is not None:
             facts[-1] += f"; best: epoch {run.best_epoch}"
-    facts.append(f"{escape(config.objective)}, {escape(config.score_in_force)} score, {config.factors} factors")
+    if isinstance(config, TrainConfig):
+        facts.append(f"{escape(config.objective)}, {escape(config.score_in_force)} score, {config.factors} factors")
+    else:
+        facts.append(f"model {config.model}")
     facts.append(f"data <bdi>{escape(run.data.name)}</bdi>")
     if run.checkpoint != "best":
         facts.append({"last": "evaluated at its last checkpoint", "saved": "a saved model"}[run.checkpoint])

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drm_triton._version import __version__
 from drm_triton.data.ids import SHOWN
-from drm_triton.model import DRM
 from drm_triton.names import Score
+from drm_triton.recommender import FactorRecommender, Recommender
 from drm_triton.serving.engine import Engine, ExternalId, UnknownIdError
 
 MAX_BODY = 1 << 20  # bytes of a request body
@@ -84,10 +84,11 @@ class Health(BaseModel):
 
     status: Literal["ok"]
     model: str
-    score: Score
+    kind: str = Field(description="The kind of model, for example drm.")
+    score: Score | None = Field(description="The score of the factors. None for an item-item model.")
     users: int
     items: int
-    factors: int
+    factors: int | None
     version: str
 
 
@@ -115,12 +116,12 @@ NO_REPEATS = [Depends(_reject_repeated_parameters)]
 # -- the application ---------------------------------------------------------------------------------------------------
 
 
-def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int = 1000) -> FastAPI:
+def create_app(model: Recommender[Any], name: str = "model", max_k: int = 100, max_liked: int = 1000) -> FastAPI:
     """Create the ASGI application that serves a fitted model.
 
     Parameters
     ----------
-    model : DRM, fitted
+    model : any fitted model
     name : name of the model in `/health`
     max_k : largest k of a request
     max_liked : largest number of liked items in a request
@@ -169,10 +170,11 @@ def create_app(model: DRM, name: str = "model", max_k: int = 100, max_liked: int
     health = Health(
         status="ok",
         model=name,
-        score=model.config.score_in_force,
-        users=len(engine.user_factors),
-        items=len(engine.item_factors),
-        factors=engine.item_factors.shape[1],
+        kind=model.config.model,
+        score=model.score if isinstance(model, FactorRecommender) else None,
+        users=model.interactions.n_users,
+        items=model.interactions.n_items,
+        factors=model.item_factors.shape[1] if isinstance(model, FactorRecommender) else None,
         version=__version__,
     )
 

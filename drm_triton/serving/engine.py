@@ -1,8 +1,8 @@
 """The engine behind `drm_triton.serving.app`: answers single requests from a fitted model, in batches.
 
-A request becomes a `TopKRequest`: a vector, the items to exclude, and k. Requests that wait at the same time share one
-call of the top-K kernel, which costs little more for eight rows than for one. The items are packed for the kernel once,
-at the start, and ids are found in dictionaries, so no frame is built on the way.
+A request becomes a `TopKRequest`: the query of a user, the items to exclude, and k. Requests that wait at the same time
+share one search, which costs little more for eight queries than for one. The index is built once, at the start, and ids
+are found in dictionaries, so no frame is built on the way.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from drm_triton.data.csr import CSR
 from drm_triton.data.ids import SHOWN, IdIndex
 from drm_triton.errors import InputError
-from drm_triton.model import DRM
-from drm_triton.ranking.fold_in import fold_in
-from drm_triton.ranking.recommend import popular_items
-from drm_triton.ranking.topk import TopKIndex, similarity_vectors
+from drm_triton.ranking.recommend import Index, popular_items
+from drm_triton.recommender import Recommender
 
 # Requests in one call. They fit into one block of queries (64 on a GPU, 128 or 256 on a CPU), so they share each read
 # of an item.
@@ -88,7 +84,7 @@ class MicroBatcher(Generic[Request, Result]):
 class TopKRequest(NamedTuple):
     """A request for the k best rows of an index."""
 
-    vector: Tensor  # [d]
+    query: Any  # a vector [d], or the codes of the user's items for an item-item model
     excluded: ItemCodes
     k: int
 
@@ -100,11 +96,11 @@ class TopKResult(NamedTuple):
     scores: list[float]
 
 
-def search_batch(index: TopKIndex, requests: list[TopKRequest]) -> list[TopKResult]:
+def search_batch(index: Index, requests: list[TopKRequest]) -> list[TopKResult]:
     """Answer requests with one search; it looks for the largest k, and each result is cut to its own k."""
     k = min(max(request.k for request in requests), len(index))
-    vectors = torch.stack([request.vector for request in requests])
-    codes, scores = index.search(vectors, k, stack_rows([request.excluded for request in requests], len(index)))
+    queries: Any = index.stack([request.query for request in requests])
+    codes, scores = index.search(queries, k, stack_rows([request.excluded for request in requests], len(index)))
     results = []
     for request, row, row_scores in zip(requests, codes.tolist(), scores.tolist(), strict=True):
         n_found = row.index(-1) if row[-1] == -1 else k
@@ -118,6 +114,11 @@ def stack_rows(rows: Sequence[ItemCodes], n_columns: int) -> CSR:
     return CSR(np.cumsum([0, *map(len, rows)]), np.concatenate(rows), (len(rows), n_columns))
 
 
+def row_of(queries: Any, number: int) -> Any:
+    """Return one query of several: a vector [d], or the codes of a user's items."""
+    return queries.row(number) if isinstance(queries, CSR) else queries[number]
+
+
 class Engine:
     """Answers single requests from a fitted model: ids in, JSON-ready dictionaries out.
 
@@ -126,28 +127,26 @@ class Engine:
     "error" raises UnknownIdError; "popular" ignores them and lists the most popular items if nothing else is left.
     """
 
-    def __init__(self, model: DRM) -> None:
-        data, config = model.interactions, model.config
+    def __init__(self, model: Recommender[Any]) -> None:
+        data = model.interactions
         self.train = data.train
-        self.user_factors, self.item_factors = model.user_factors, model.item_factors
         self.users, self.items = IdIndex(data.user_ids), IdIndex(data.item_ids)
         self.titles: list[str | None] | None = (
             None if data.item_titles is None else data.item_titles.cast(pl.String).to_list()
         )
         self.by_popularity: list[int] = popular_items(data.train, data.n_items).tolist()
-        self.similarity = similarity_vectors(self.item_factors, config.score_in_force)
+        item_index = model.index()
+        similarity_index, self.similarity_queries = model.similarity(np.arange(data.n_items, dtype=np.int32))
+        self.user_queries = model.queries(np.arange(data.n_users))
 
-        backend, _ = model.backend()
-        item_index = TopKIndex(backend, self.item_factors, config.score_in_force)
-        similarity_index = TopKIndex(backend, self.similarity, config.score_in_force)
-
-        def fold_in_batch(histories: list[ItemCodes]) -> Sequence[Tensor]:
-            return list(fold_in(self.item_factors, stack_rows(histories, data.n_items), config, backend))
+        def fold_in_batch(histories: list[ItemCodes]) -> Sequence[Any]:
+            queries = model.new_queries(stack_rows(histories, data.n_items))
+            return [row_of(queries, number) for number in range(len(histories))]
 
         # Compile the kernels before the first request.
         item_0 = np.zeros(1, dtype=np.int32)
         search_batch(item_index, [TopKRequest(fold_in_batch([item_0])[0], item_0, 1)])
-        search_batch(similarity_index, [TopKRequest(self.similarity[0], item_0, 1)])
+        search_batch(similarity_index, [TopKRequest(row_of(self.similarity_queries, 0), item_0, 1)])
         # Each batcher occupies at most one thread. `initializer` gives it the model's number of kernel threads.
         pool = ThreadPoolExecutor(3, "serve", initializer=model.backend)
         self._best_items = MicroBatcher(partial(search_batch, item_index), pool)
@@ -155,7 +154,7 @@ class Engine:
         self._fold_in = MicroBatcher(fold_in_batch, pool)
 
     async def recommend(self, user: str, k: int, exclude_seen: bool, unknown: str) -> dict[str, Any]:
-        """Return what `DRM.recommend` returns for one user."""
+        """Return what `Recommender.recommend` returns for one user."""
         code = self.users.find(user)
         seen = NO_ITEMS if code is None else self.train.row(code)
         if code is None or len(seen) == 0:
@@ -166,14 +165,14 @@ class Engine:
                 raise unknown_id_error("user", [user])
             raise UnknownIdError(f"user {user[:80]!r} has no interactions in the training data")
         best = await self._best_items.submit(
-            TopKRequest(self.user_factors[code], seen if exclude_seen else NO_ITEMS, k)
+            TopKRequest(row_of(self.user_queries, code), seen if exclude_seen else NO_ITEMS, k)
         )
         return {"user": self.users.ids[code], "items": self._describe(*best)}
 
     async def recommend_from(
         self, liked: list[ExternalId], k: int, exclude: list[ExternalId], unknown: str
     ) -> dict[str, Any]:
-        """Return what `DRM.recommend_from` returns for one new user."""
+        """Return what `Recommender.recommend_from` returns for one new user."""
         history, unknown_liked = self.items.split(liked)
         if unknown_liked and unknown == "error":
             raise unknown_id_error("item", unknown_liked)
@@ -186,12 +185,12 @@ class Engine:
         return {"items": items, "unknown": unknown_liked}
 
     async def similar(self, item: str, k: int) -> dict[str, Any]:
-        """Return what `DRM.similar_items` returns for one item."""
+        """Return what `Recommender.similar_items` returns for one item."""
         code = self.items.find(item)
         if code is None:
             raise unknown_id_error("item", [item])
         itself = np.array([code], dtype=np.int32)
-        similar = await self._similar_items.submit(TopKRequest(self.similarity[code], itself, k))
+        similar = await self._similar_items.submit(TopKRequest(row_of(self.similarity_queries, code), itself, k))
         return {"item": self.items.ids[code], "items": self._describe(*similar)}
 
     def _describe(self, codes: Iterable[int], scores: Iterable[float | None]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """A model on disk: a directory with one safetensors file and the interactions it was fit on.
 
-    model.safetensors   user_factors [M, d], item_factors [N, d]; also user_state, item_state if training can resume.
-                        The metadata in its header is one JSON object: format, version, config, training progress
+    model.safetensors   what the model has learned: user_factors [M, d], item_factors [N, d] of a factor model; also
+                        user_state, item_state if training can resume. The metadata in its header is one JSON object:
+                        format, version, model, config, training progress
     data/               users.parquet, items.parquet (external ids, titles) and the interactions, see `data.store`
 
 Only model.safetensors changes during training. It is written atomically: a reader, or a run that resumes after a kill,
@@ -10,6 +11,8 @@ finds the old model or the new one.
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +43,40 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, An
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a model file and verify its format. Return its tensors, on the CPU, and its metadata."""
+    with _opened(path) as (file, metadata):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if metadata.get("model", "drm") == "drm":
+        missing = {"user_factors", "item_factors"} - tensors.keys()
+        if missing:
+            raise InputError(f"{path}: the model file lacks {', '.join(sorted(missing))}")
+    return tensors, metadata
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read the metadata of a model file and verify its format."""
+    with _opened(path) as (_, metadata):
+        return metadata
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get("drm-triton", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            if metadata.get("format") != FORMAT:
+                raise InputError(f"{path}: a safetensors file, but not a drm-triton model")
+            if metadata.get("version") != VERSION:
+                raise InputError(
+                    f"{path}: model format version {metadata.get('version')!r}, but this program reads version "
+                    f"{VERSION}; use the version of drm-triton that wrote it"
+                )
+            yield file, metadata
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path}: no such model; give a run or checkpoint directory") from None
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path}: not a readable model file ({error})") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{path}: a safetensors file, but not a drm-triton model")
-    if metadata.get("version") != VERSION:
-        raise InputError(
-            f"{path}: model format version {metadata.get('version')!r}, but this program reads version {VERSION}; "
-            "use the version of drm-triton that wrote it"
-        )
-    missing = {"user_factors", "item_factors"} - tensors.keys()
-    if missing:
-        raise InputError(f"{path}: the model file lacks {', '.join(sorted(missing))}")
-    return tensors, metadata
 
 
 def _link(existing: Path, new: Path) -> None:

@@ -1,21 +1,23 @@
 """The training loop: epochs of steps, with validation after each epoch."""
 
+import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.nn.functional import normalize
 
+from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS
-from drm_triton.ranking.evaluate import evaluate, factor_ranker, measurable
+from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, measurable
 from drm_triton.training.capture import captured_step
 from drm_triton.training.initialize import initial_factors
-from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
+from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress, State
 from drm_triton.training.step import (
     READ_EVERY,
     check_losses,
@@ -64,7 +66,11 @@ def train(
                 return state
         check_losses(state, config)
         state.seconds = time.perf_counter() - began  # a GPU is done only now
-        end = finish_epoch(state, config, dataset, fit, backend, plan.n_lists)
+        check_factors(state, config)
+        losses = {name: total / plan.n_lists for name, total in state.sums.items()}
+        speed = {"lists": plan.n_lists, "lists_per_second": plan.n_lists / max(state.seconds, 1e-9)}
+        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force)
+        end = finish_epoch(state, config, dataset, fit, rank, {**losses, **speed})
         stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
         if any(stops):
             break
@@ -72,20 +78,29 @@ def train(
 
 
 def finish_epoch(
-    state: State, config: TrainConfig, dataset: Dataset, fit: CSR, backend: Backend, n_lists: int
+    state: Progress,
+    config: Config,
+    dataset: Dataset,
+    fit: CSR,
+    rank: Callable[[], Ranker],
+    measured: dict[str, float],
 ) -> EpochEnd:
-    """Check the factors, validate if it is due, and move the state to the next epoch."""
-    check_factors(state, config)
+    """Validate if it is due, and move the state to the next epoch.
+
+    Parameters
+    ----------
+    state : changed in place
+    fit : the interactions that were trained on
+    rank : makes the ranker of the model as it is now
+    measured : what else to record of the epoch
+    """
     state.epoch += 1
-    record: dict[str, Any] = {"epoch": state.epoch}
-    record.update({name: total / n_lists for name, total in state.sums.items()})
-    record.update(lists=n_lists, seconds=state.seconds, lists_per_second=n_lists / max(state.seconds, 1e-9))
+    record: dict[str, Any] = {"epoch": state.epoch, **measured, "seconds": state.seconds}
     monitored = can_validate(config, dataset)
     improved = not monitored
     if monitored and (state.epoch % config.eval_every == 0 or state.epoch == config.epochs):
         cut_offs = sorted({*CUT_OFFS, int(config.monitor.rpartition("@")[2])})
-        ranker = factor_ranker(backend, state.U, state.V, config.score_in_force)
-        means = evaluate(ranker, fit, dataset.valid, cut_offs).means
+        means = evaluate(rank(), fit, dataset.valid, cut_offs).means
         record.update({f"valid/{name}": value for name, value in means.items()})
         value = means[config.monitor]
         improved = state.best is None or value > state.best
@@ -104,7 +119,7 @@ def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     return State(U, V, torch.full_like(U, accumulator), torch.full_like(V, accumulator))
 
 
-def interactions_to_fit(dataset: Dataset, config: TrainConfig) -> CSR:
+def interactions_to_fit(dataset: Dataset, config: Config) -> CSR:
     """Return the interactions that `fit_on` names."""
     train, *others = (getattr(dataset, part) for part in config.fit_parts)
     fit: CSR = train
@@ -113,7 +128,7 @@ def interactions_to_fit(dataset: Dataset, config: TrainConfig) -> CSR:
     return fit
 
 
-def can_validate(config: TrainConfig, dataset: Dataset) -> bool:
+def can_validate(config: Config, dataset: Dataset) -> bool:
     """Return whether validation is enabled, on a part not trained on, and there are users to measure."""
     enabled = config.fit_on == "train" and config.eval_every > 0
     return enabled and len(measurable(dataset.train, dataset.valid)) > 0

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import torch
 
+from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
@@ -43,7 +44,7 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     }
 
 
-def warn_if_unvalidated(config: TrainConfig, dataset: Dataset) -> None:
+def warn_if_unvalidated(config: Config, dataset: Dataset) -> None:
     """Warn if validation is enabled and the data set has a validation part, but no user can be measured on it."""
     enabled = config.fit_on == "train" and config.eval_every > 0
     if enabled and dataset.valid.nnz and not can_validate(config, dataset):

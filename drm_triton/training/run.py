@@ -18,29 +18,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from drm_triton import atomic
 from drm_triton._version import __version__
-from drm_triton.config import OPTIONS, TrainConfig
+from drm_triton.base_config import Config
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import why_no_gpu, why_not
 from drm_triton.machine import processor, versions
 from drm_triton.training import checkpoint
-from drm_triton.training.state import EpochEnd, State
+from drm_triton.training.state import EpochEnd, Progress
 
-TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
+Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
 RESUMABLE = {"epochs", "patience", "threads", "backend"}  # options that do not change what was trained so far
-COUNTERS = ("epoch", "position", "step", "seconds", "sums", "best", "best_epoch", "stale")
 
 
 class Run:
     """An open run directory. As a callback of `loop.train` it records each epoch."""
 
-    def __init__(self, path: Path, config: TrainConfig, records: list[dict[str, Any]]) -> None:
+    def __init__(self, path: Path, config: Config, records: list[dict[str, Any]]) -> None:
         self.path, self.config, self.records = path, config.resolved(), records
 
     @classmethod
-    def create(cls, path: str | Path, config: TrainConfig, dataset: Dataset, fit: CSR) -> "Run":
+    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR) -> "Run":
         """Create a run directory. A directory that is not empty is refused."""
         path = new_directory(path)
         with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
@@ -52,16 +53,16 @@ class Run:
         return cls(path, config, [])
 
     @classmethod
-    def open(cls, path: str | Path, dataset: Dataset, config: TrainConfig) -> tuple["Run", State | None]:
-        """Open a run and read its last checkpoint. The state is None if the run stopped before the first checkpoint.
+    def open(cls, path: str | Path, dataset: Dataset, config: Config) -> tuple["Run", Stored | None]:
+        """Open a run and read its last checkpoint: tensors and counters, or None if it stopped before the first one.
 
         `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml.
         """
         path = Path(path)
-        stored = TrainConfig.from_toml(existing(path) / "config.toml").resolved()
+        stored = type(config).from_toml(existing(path) / "config.toml").resolved()
         config = config.resolved()
-        changed = [name for name in OPTIONS if getattr(stored, name) != getattr(config, name)]
-        check_resumable(path, config.schedule, changed)
+        changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
+        check_resumable(path, config, changed)
         recorded = str(read_environment(path)["data"].get("checksum"))
         if recorded != dataset.checksum:
             raise InputError(
@@ -75,14 +76,13 @@ class Run:
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, []), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
-        fields: dict[str, Any] = {field: tensors[name] for name, field in TENSORS.items()}
-        state = State(**fields, **{name: metadata["training"][name] for name in COUNTERS})
+        counters: dict[str, Any] = metadata["training"]
         # A run that was killed after recording an epoch and before saving it has one line too many.
-        records = [record for record in read_metrics(path) if record["epoch"] <= state.epoch]
+        records = [record for record in read_metrics(path) if record["epoch"] <= counters["epoch"]]
         run = cls(path, config, records)
         if records:
             run.write_metrics()  # drop that line even if no epoch follows
-        return run, state
+        return run, (tensors, counters)
 
     def __call__(self, end: EpochEnd) -> None:
         """Record an epoch: first its metrics, then the checkpoint."""
@@ -96,13 +96,11 @@ class Run:
         atomic.write_text(self.path / "metrics.jsonl", lines)
         atomic.write_text(self.path / "metrics.csv", csv_text(self.records))
 
-    def save(self, state: State, best: bool = False) -> None:
+    def save(self, state: Progress, best: bool = False) -> None:
         """Write the state to last/, and also to best/ if it is the best so far."""
-        tensors = {name: getattr(state, field) for name, field in TENSORS.items()}
-        counters = {name: getattr(state, name) for name in COUNTERS}
-        metadata = {"config": self.config.to_dict(), "training": counters}
+        metadata = {"model": self.config.model, "config": self.config.to_dict(), "training": state.counters()}
         also = self.path / "best" / checkpoint.FILE if best else None
-        checkpoint.write_tensors(self.path / "last" / checkpoint.FILE, tensors, metadata, also)
+        checkpoint.write_tensors(self.path / "last" / checkpoint.FILE, state.tensors(), metadata, also)
 
     def draw_curves(self) -> None:
         """Write curves.png."""
@@ -131,13 +129,14 @@ def new_directory(path: str | Path) -> Path:
     return path
 
 
-def check_resumable(path: Path, schedule: str, changed: Sequence[str]) -> None:
+def check_resumable(path: Path, config: Config, changed: Sequence[str]) -> None:
     """Raise if a run cannot resume with these options changed."""
     fixed = sorted(set(changed) - RESUMABLE)
     if fixed:
-        refused, allowed = (", ".join(f"`{name}`" for name in names) for names in (fixed, sorted(RESUMABLE)))
+        allowed_here = sorted(RESUMABLE & config.fields().keys())
+        refused, allowed = (", ".join(f"`{name}`" for name in names) for names in (fixed, allowed_here))
         raise InputError(f"{path}: a resumed run cannot change {refused}, only {allowed}")
-    if schedule == "linear" and "epochs" in changed:
+    if config.epochs_matter and "epochs" in changed:
         raise InputError(
             f"{path}: a resumed run cannot change `epochs`: the linear schedule of the learning rate depends on it"
         )
@@ -211,7 +210,7 @@ def best_record(records: Sequence[dict[str, Any]], monitor: str) -> dict[str, An
     return max((record for record in records if name in record), key=lambda record: record[name], default={})
 
 
-def environment(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Return what a result depends on besides its configuration."""
     return {
         "drm_triton": __version__,

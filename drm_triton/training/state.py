@@ -1,7 +1,7 @@
 """What training changes, and what callbacks receive."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -10,31 +10,60 @@ from torch import Tensor
 from drm_triton.names import LOSSES
 
 LOSS_SUMS = ("loss", *LOSSES)
+TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What all models count while they are trained. A checkpoint holds these numbers beside the tensors."""
+
+    epoch: int = 0  # completed epochs
+    position: int = 0  # completed lists of the current epoch
+    step: int = 0
+    seconds: float = 0.0  # spent on the current epoch, without validation
+    sums: dict[str, float] = field(default_factory=dict)  # losses, summed over the current epoch
+    best: float | None = None  # best value of the monitored metric
+    best_epoch: int | None = None
+    stale: int = 0  # validations since the best one
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that training changes besides the counters, by the names in a checkpoint."""
+        raise NotImplementedError
+
+    def counters(self) -> dict[str, Any]:
+        """Return the counters of a checkpoint."""
+        return {one.name: getattr(self, one.name) for one in fields(Progress)}
+
+    def start_epoch(self) -> None:
+        """Reset what is counted within an epoch."""
+        self.position, self.seconds, self.sums = 0, 0.0, dict.fromkeys(self.sums, 0.0)
 
 
 @dataclass
-class State:
-    """Everything that training changes. Training continues from a saved state as if it had never been interrupted."""
+class State(Progress):
+    """Everything that the training of DRM changes. It continues from a saved state as if it had never stopped."""
 
     U: Tensor  # [M, d] user factors
     V: Tensor  # [N, d] item factors
     U_state: Tensor  # Adagrad's sums of squared gradients, shaped like U and V
     V_state: Tensor
-    epoch: int = 0  # completed epochs
-    position: int = 0  # completed lists of the current epoch
-    step: int = 0
-    seconds: float = 0.0  # spent on the current epoch, without validation
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOSS_SUMS, 0.0))  # over the current epoch
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOSS_SUMS, 0.0), kw_only=True)
     unread: Tensor | None = None  # float64 [LOSS_SUMS]: what is still to be added to the sums, on a GPU
-    best: float | None = None  # best value of the monitored metric
-    best_epoch: int | None = None
-    stale: int = 0  # validations since the best one
+
+    @classmethod
+    def of_checkpoint(cls, tensors: dict[str, Tensor], counters: dict[str, Any]) -> "State":
+        """Return the state that a checkpoint holds."""
+        return cls(*(tensors[name] for name in TENSORS), **counters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tables and Adagrad's sums."""
+        return {name: getattr(self, place) for name, place in TENSORS.items()}
 
     def to(self, device: torch.device) -> "State":
         """Move the tensors to a device."""
         self.read_losses()
         self.unread = None
-        for name in ("U", "V", "U_state", "V_state"):
+        for name in TENSORS.values():
             setattr(self, name, getattr(self, name).to(device))
         return self
 
@@ -45,19 +74,15 @@ class State:
                 self.sums[name] += value
             self.unread.zero_()
 
-    def start_epoch(self) -> None:
-        """Reset what is counted within an epoch."""
-        self.position, self.seconds, self.sums = 0, 0.0, dict.fromkeys(LOSS_SUMS, 0.0)
-
 
 @dataclass(frozen=True)
 class EpochEnd:
     """What a callback receives after each epoch."""
 
     record: dict[str, Any]  # one line of metrics.jsonl
-    state: State
+    state: Progress
     improved: bool  # the monitored metric is the best so far; always True if no metric is monitored
 
 
 EpochCallback = Callable[[EpochEnd], bool | None]  # returns True to end the training
-BatchCallback = Callable[[State, int], bool | None]  # (state, lists in an epoch); returns True to end the training
+BatchCallback = Callable[[Progress, int], bool | None]  # (state, lists in an epoch); returns True to end the training

@@ -14,7 +14,6 @@ of the space. The seed and the number i determine trial i. A longer study theref
 one, and an interrupted study continues with the trials that it would have run.
 """
 
-import dataclasses
 import json
 import math
 import random
@@ -23,18 +22,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from drm_triton import atomic
-from drm_triton.config import TrainConfig, TrainOptions, in_file, overridden, search_space
+from drm_triton.base_config import Config, in_file, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
-from drm_triton.model import DRM
+from drm_triton.models import model_class
+from drm_triton.models.configs import config_class
 from drm_triton.names import MIN_TRAIN
 from drm_triton.options import ALIASES, FILE_NAMES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
-from drm_triton.training.preflight import warm_up, warn_of_idle_options
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 from drm_triton.training.weights import require_weights
@@ -42,11 +41,40 @@ from drm_triton.training.weights import require_weights
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from drm_triton.config import TrainOptions
+
 FIXED_ONLY = ("seed", "monitor", "fit_on", "eval_every", "patience", "backend", "threads")  # never searched
 FREE = ("backend", "threads")  # may change between the sessions of a study
 
 Point = dict[str, Any]  # a point of the search space: option -> value, under the names in files
 Record = dict[str, Any]  # one line of trials.jsonl
+
+
+@overload
+def tune(
+    dataset: Dataset,
+    study: str | Path,
+    trials: int = 20,
+    seconds: float | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    reporter: Reporter = SILENT,
+    model: Literal["drm"] = "drm",
+    **fixed: "Unpack[TrainOptions]",
+) -> "Study": ...
+
+
+@overload
+def tune(
+    dataset: Dataset,
+    study: str | Path,
+    trials: int = 20,
+    seconds: float | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    reporter: Reporter = SILENT,
+    *,
+    model: str,
+    **fixed: Any,
+) -> "Study": ...
 
 
 def tune(
@@ -56,7 +84,8 @@ def tune(
     seconds: float | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
     reporter: Reporter = SILENT,
-    **fixed: "Unpack[TrainOptions]",
+    model: str = "drm",
+    **fixed: Any,
 ) -> "Study":
     """Search the training options for a data set, or continue an interrupted search.
 
@@ -66,9 +95,10 @@ def tune(
     study : directory of the study; an existing study is continued
     trials : total number of trials, with trial 0 (the defaults) and finished trials included
     seconds : start no trial after this time; None for no limit
-    space : option -> values to draw from; None for `search_space`, which depends on the objective
+    space : option -> values to draw from; None for that of the model's configuration
     reporter : shows a line for each trial
-    **fixed : fields of TrainConfig with the same value in every trial; they are removed from the space. `monitor` is
+    model : name of the model
+    **fixed : options of the model with the same value in every trial; they are removed from the space. `monitor` is
         the metric to maximise. `seed` is the seed of the random points and of every training.
 
     Returns
@@ -88,7 +118,7 @@ def tune(
     ([0, 1, 2], ['lr', 'tau', 'valid/ndcg@10'])
     """
     check_seconds(seconds)
-    found = Study(study, dataset, space, fixed)
+    found = Study(study, dataset, space, fixed, model)
     found.run(trials, seconds, reporter)
     return found
 
@@ -102,10 +132,11 @@ class Study:
         dataset: Dataset,
         space: Mapping[str, Sequence[Any]] | None,
         fixed: Mapping[str, Any],
+        model: str = "drm",
     ) -> None:
-        self.path, self.dataset = Path(path), dataset
-        self.base = TrainConfig.from_mapping(fixed)
-        self.space = checked_space(search_space(self.base) if space is None else space, fixed)
+        self.path, self.dataset, self.model = Path(path), dataset, model_class(model)
+        self.base = config_class(model).from_mapping(fixed)
+        self.space = checked_space(self.base.search_space() if space is None else space, fixed, type(self.base))
         if self.base.fit_on != "train":
             raise InputError(
                 f"tune: `fit_on` must be train, got {self.base.fit_on}: trials are evaluated on the validation part"
@@ -119,10 +150,10 @@ class Study:
                 f"tune: no user has both validation items and at least {MIN_TRAIN} training interactions; prepare the "
                 "data with another `split`"
             )
-        for transform in [self.base.interaction_weights, *self.space.get("interaction_weights", [])]:
+        for transform in self.space.get("interaction_weights", []):
             require_weights(dataset.train, transform)
-        DRM(self.base).backend()  # fail early if the backend cannot be used
-        warn_of_idle_options(self.base)
+        self.model(self.base).backend()  # fail early if the backend cannot be used
+        self.model(self.base).check_fit(dataset, dataset.train)
         self._open()
         self.records = self._read()
         self._write()  # a killed process may have written trials.jsonl only
@@ -144,16 +175,17 @@ class Study:
         return next(iter(self.ranked), None)
 
     @property
-    def best_config(self) -> TrainConfig | None:
+    def best_config(self) -> Config | None:
         """The configuration of the best trial, with the number of epochs after which it was evaluated."""
         best = self.best
         if best is None:
             return None
-        return dataclasses.replace(self.config({name: best[name] for name in self.space}), epochs=best["best_epoch"])
+        config = self.config({name: best[name] for name in self.space})
+        return replaced(config, epochs=best["best_epoch"]) if "epochs" in config.fields() else config
 
-    def config(self, point: Point) -> TrainConfig:
+    def config(self, point: Point) -> Config:
         """Return the configuration of a trial."""
-        return TrainConfig.from_mapping({**self.base.to_dict(), **point})
+        return replaced(self.base, **point)
 
     def run(self, trials: int, seconds: float | None = None, reporter: Reporter = SILENT) -> None:
         """Run the unfinished trials up to `trials`. Start no trial after `seconds`."""
@@ -161,7 +193,7 @@ class Study:
             return
         with reporter.step("load the kernels (compiled at first use)"):
             # The time of a trial then includes compiling only for options that need another variant of a kernel.
-            warm_up(self.base, *DRM(self.base).backend())
+            self.model(self.base).warm_up()
         for number, point in self.remaining(trials, seconds):
             title = f"trial {number} ({number + 1}/{trials})"
             with reporter.step(title, self.config(point).epochs, "epochs") as step:
@@ -190,7 +222,7 @@ class Study:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # not again in each trial
-                DRM(with_validations(self.config(point))).fit(self.dataset, [epoch_end])
+                self.model(with_validations(self.config(point))).fit(self.dataset, [epoch_end])
         except InputError:  # the data is wrong, and every trial would fail
             raise
         except (DrmError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory runs out
@@ -212,7 +244,7 @@ class Study:
 
     def _open(self) -> None:
         """Create the directory, or check that it holds the same study."""
-        definition = {"space": self.space, "base": self.base.to_dict()}
+        definition = {"space": self.space, "base": {"model": self.base.model, **self.base.to_dict()}}
         file = self.path / "env.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -226,7 +258,7 @@ class Study:
             atomic.write_text(file, json.dumps({**found, **definition}, indent=2) + "\n")
         try:
             recorded = json.loads(file.read_text("utf-8"))
-            before = _identity(recorded["data"]["checksum"], recorded["space"], recorded["base"])
+            before = _identity(recorded["data"]["checksum"], recorded["space"], {"model": "drm", **recorded["base"]})
         except (OSError, ValueError, KeyError, TypeError):
             raise InputError(f"{self.path} exists and is not a study; give another `study`") from None
         now = _identity(self.dataset.checksum, **definition)
@@ -260,13 +292,14 @@ class Study:
             atomic.write_text(self.path / "best.toml", title + config.to_toml())
 
 
-def draws(space: Mapping[str, Sequence[Any]], base: TrainConfig) -> Iterator[Point]:
+def draws(space: Mapping[str, Sequence[Any]], base: Config) -> Iterator[Point]:
     """Yield the points of trial 0, 1, 2, ...: the defaults, then distinct random points until the space is exhausted.
 
-    Combinations that TrainConfig rejects, such as a k above rho + eta, are left out.
+    Combinations that the configuration rejects, such as a k above rho + eta, are left out.
 
     Examples
     --------
+    >>> from drm_triton import TrainConfig
     >>> list(draws({"lr": [0.1, 0.2], "rho": [1]}, TrainConfig(lr=0.2)))
     [{'lr': 0.2, 'rho': 1}, {'lr': 0.1, 'rho': 1}]
     """
@@ -282,13 +315,13 @@ def draws(space: Mapping[str, Sequence[Any]], base: TrainConfig) -> Iterator[Poi
         seen.add(drawn)
         point = dict(zip(space, drawn, strict=True))
         try:
-            TrainConfig.from_mapping({**base.to_dict(), **point})
+            replaced(base, **point)
         except InputError:
             continue
         yield point
 
 
-def with_validations(config: TrainConfig) -> TrainConfig:
+def with_validations(config: Config) -> Config:
     """Set the epochs after which a trial is evaluated: those at which a later training can end.
 
     A final training on train and valid has no validation part, so it ends with its last epoch. With a constant learning
@@ -296,8 +329,13 @@ def with_validations(config: TrainConfig) -> TrainConfig:
     training can stop there. The linear schedule depends on the number of epochs, so only the last epoch can be
     reproduced.
     """
-    every = config.epochs if config.schedule == "linear" else max(config.eval_every, 1)
-    return dataclasses.replace(config, eval_every=every)
+    every = config.epochs if config.epochs_matter else max(config.eval_every, 1)
+    return replaced(config, eval_every=every)
+
+
+def replaced(config: Config, **options: Any) -> Config:
+    """Return a configuration with other values of some options, under the names in files."""
+    return type(config).from_mapping({**config.to_dict(), **options})
 
 
 def check_seconds(seconds: float | None) -> None:
@@ -306,13 +344,16 @@ def check_seconds(seconds: float | None) -> None:
         raise InputError(f"`seconds` must be at least 0, got {seconds:g}")
 
 
-def checked_space(space: Mapping[str, Any], fixed: Mapping[str, Any], where: str | Path = "") -> dict[str, list[Any]]:
+def checked_space(
+    space: Mapping[str, Any], fixed: Mapping[str, Any], config: type[Config], where: str | Path = ""
+) -> dict[str, list[Any]]:
     """Check a search space. Return it sorted by name, without repeated values and without `fixed` options.
 
     Parameters
     ----------
     space : option -> list of values
     fixed : options with the same value in every trial
+    config : the class of the model's options
     where : the file that the space comes from, for error messages
     """
     for name, values in space.items():
@@ -328,14 +369,14 @@ def checked_space(space: Mapping[str, Any], fixed: Mapping[str, Any], where: str
         if file_name not in taken:
             # Check with the options of a single value, because some need each other: cov > 0 needs score = l2.
             points = [overridden(single, {**fixed, name: value}) for value in space[name]]
-            configs = [TrainConfig.from_mapping(point, str(where)) for point in points]
-            checked[file_name] = list(dict.fromkeys(getattr(config, ALIASES.get(name, name)) for config in configs))
+            configs = [config.from_mapping(point, str(where)) for point in points]
+            checked[file_name] = list(dict.fromkeys(getattr(one, ALIASES.get(name, name)) for one in configs))
     if not checked:
         raise InputError(in_file(where, "nothing is left to search: every option of the space is fixed; fix fewer"))
     return checked
 
 
-def _defaults(space: Mapping[str, Sequence[Any]], base: TrainConfig) -> Point:
+def _defaults(space: Mapping[str, Sequence[Any]], base: Config) -> Point:
     return {name: getattr(base, ALIASES.get(name, name)) for name in space}
 
 

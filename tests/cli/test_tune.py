@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.config import TrainConfig, search_space
+from drm_triton.config import TrainConfig
 from drm_triton.training.tune import Study, tune
 from tests.conftest import call, run_python
 
@@ -32,7 +32,7 @@ def test_progress_on_stderr_and_a_table_whose_command_works(stored: Path, tmp_pa
     progress = [line.split(":")[0] for line in errors.splitlines() if line.startswith("trial ")]
     assert progress == ["trial 0 (1/3)", "trial 1 (2/3)", "trial 2 (3/3)"]
     table = [line.split() for line in out.splitlines()]
-    searched = search_space(TrainConfig()).keys() - {"factors", "epochs"}
+    searched = TrainConfig().search_space().keys() - {"factors", "epochs"}
     assert table[0] == ["trial", "valid/recall@50", "epoch", "seconds", *sorted(searched)]
     values = [float(row[1]) for row in table[1:4]]
     assert values == sorted(values, reverse=True)

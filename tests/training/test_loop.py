@@ -232,7 +232,8 @@ def test_patience_and_callbacks_end_the_training(data: Dataset) -> None:
 def test_without_a_run_the_best_epoch_is_kept(data: Dataset) -> None:
     seen: list[tuple[float, torch.Tensor]] = []
     model = DRM(factors=8, epochs=6, lr=0.5).fit(
-        data, [lambda end: seen.append((end.record["valid/ndcg@10"], end.state.U.clone())) and None]
+        data,
+        [lambda end: seen.append((end.record["valid/ndcg@10"], end.state.tensors()["user_factors"].clone())) and None],
     )
     best = max(seen, key=lambda pair: pair[0])[1]
     assert torch.equal(model.user_factors, best)

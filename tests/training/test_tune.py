@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 from drm_triton import DRM, Dataset, TrainConfig
-from drm_triton.config import search_space
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
 from drm_triton.training.tune import Study, draws, tune
@@ -41,7 +40,7 @@ def lines(study: Path) -> list[dict[str, Any]]:
 
 def test_draws_are_distinct_begin_with_the_defaults_and_follow_the_seed_alone() -> None:
     base = TrainConfig(seed=3)
-    space = search_space(base)
+    space = base.search_space()
     points = list(islice(draws(space, base), 40))
     assert points[0] == {name: base.to_dict().get(name) for name in space}
     assert points[:20] == list(islice(draws(space, base), 20))
@@ -178,9 +177,10 @@ def test_a_trial_without_the_memory_is_recorded(data: Dataset, tmp_path: Path, m
 
 def test_fixed_options_leave_the_space(data: Dataset, tmp_path: Path) -> None:
     study = Study(tmp_path, data, None, {"objective": "hinge+drm", "lam": 5.0, "score": "l2", "cov": 0.5})
-    assert study.space.keys() == search_space(TrainConfig(objective="hinge+drm")).keys() - {"lambda", "score"}
+    assert study.space.keys() == TrainConfig(objective="hinge+drm").search_space().keys() - {"lambda", "score"}
     options = next(islice(draws(study.space, study.base), 1, 2))
-    assert (study.config(options).lam, study.config(options).cov) == (5.0, 0.5)
+    config = study.config(options).to_dict()
+    assert (config["lambda"], config["cov"]) == (5.0, 0.5)
 
 
 def test_a_space_with_options_that_need_each_other(data: Dataset, tmp_path: Path) -> None:

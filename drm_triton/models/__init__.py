@@ -1,0 +1,59 @@
+"""The models besides `DRM`, with the same methods: the baselines of the paper, and strong ones of today.
+
+>>> from drm_triton.models import Popularity
+>>> Popularity()
+Popularity()
+"""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drm_triton.errors import InputError
+
+if TYPE_CHECKING:
+    from drm_triton.models.popularity import Popularity
+    from drm_triton.recommender import Recommender
+
+# The name of a model, as in `drm-triton train --model` -> its module and its class. Modules are imported on first use.
+MODELS = {
+    "drm": ("drm_triton.model", "DRM"),
+    "popularity": ("drm_triton.models.popularity", "Popularity"),
+}
+
+__all__ = ["Popularity", "load", "model_class"]
+
+
+def model_class(name: str) -> "type[Recommender[Any]]":
+    """Return the class of a model by its name.
+
+    Examples
+    --------
+    >>> model_class("popularity").__name__
+    'Popularity'
+    """
+    if name not in MODELS:
+        raise InputError(f"`model` must be one of {', '.join(MODELS)}, got {name!r}")
+    module, class_name = MODELS[name]
+    found: type[Recommender[Any]] = getattr(importlib.import_module(module), class_name)
+    return found
+
+
+def load(path: str | Path) -> "Recommender[Any]":
+    """Load a saved model of any kind, or the best checkpoint of a run."""
+    from drm_triton.training import checkpoint
+    from drm_triton.training.run import checkpoint_directory
+
+    metadata = checkpoint.read_metadata(checkpoint_directory(path) / checkpoint.FILE)
+    return model_class(metadata.get("model", "drm")).load(path)
+
+
+def __getattr__(name: str) -> Any:
+    for module, class_name in MODELS.values():
+        if name == class_name and module.startswith(__name__):
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

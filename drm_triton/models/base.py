@@ -1,0 +1,189 @@
+"""How the models besides DRM are trained: epoch by epoch, with the run directory and validation of all models.
+
+A model keeps what it learns in a dictionary of tensors. `start` makes it, and each `epoch` changes it in place. All
+random numbers of an epoch are a function of the seed and the number of the epoch, so a resumed run has the same bits. A
+model with a closed form has a single epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drm_triton.data.csr import CSR
+from drm_triton.data.dataset import Dataset
+from drm_triton.errors import DrmError, InputError
+from drm_triton.machine import memory
+from drm_triton.models.configs import ModelConfig
+from drm_triton.progress import SILENT, Reporter
+from drm_triton.ranking.evaluate import Ranker, factor_ranker
+from drm_triton.ranking.item_index import ItemIndex, ItemWeights
+from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors
+from drm_triton.training.loop import finish_epoch
+from drm_triton.training.preflight import warn_if_unvalidated
+from drm_triton.training.run import Stored
+from drm_triton.training.state import BatchCallback, EpochCallback
+from drm_triton.training.state import Progress as Counters
+
+Progress = Callable[[int, int], None]  # called with (done, total) within an epoch
+C = TypeVar("C", bound=ModelConfig)
+
+FREE_SHARE = 0.8  # of the free memory that a model may need
+
+
+@dataclass
+class ModelState(Counters):
+    """Everything that the training of a model changes."""
+
+    values: Tensors = field(default_factory=dict)
+
+    def tensors(self) -> Tensors:
+        """Return what the model has learned."""
+        return self.values
+
+
+class EpochModel(Recommender[C]):
+    """A model that is trained epoch by epoch. Options are keywords, or a configuration."""
+
+    def __init__(self, config: C | None = None, **options: Any) -> None:
+        if config is not None and options:
+            raise InputError(f"{type(self).__name__}: give a configuration or options as keywords, not both")
+        super().__init__(self.Config.from_mapping(options) if config is None else config)  # type: ignore[arg-type]
+
+    # -- what a model defines ------------------------------------------------------------------------------------
+
+    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+        """Return the bytes that training needs by purpose, besides the interactions."""
+        return {}
+
+    @abstractmethod
+    def start(self, fit: CSR) -> Tensors:
+        """Return the tensors before the first epoch."""
+
+    @abstractmethod
+    def epoch(self, tensors: Tensors, fit: CSR, number: int, progress: Progress) -> dict[str, float]:
+        """Run epoch `number` (0, 1, ...) in place. Return what to record, for example {"loss": ...}."""
+
+    @abstractmethod
+    def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
+        """Return the ranker of a model in training."""
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def check_fit(self, dataset: Dataset, fit: CSR) -> None:
+        """Raise if the memory does not suffice, and warn if there is nothing to validate on."""
+        warn_if_unvalidated(self.config, dataset)
+        needed, free = sum(self.memory(*fit.shape, fit.nnz).values()), memory()["free"]
+        if free is not None and needed > FREE_SHARE * free:
+            raise InputError(
+                f"{self.config.model} needs {gibibytes(needed)} of memory for {fit.shape[0]:,} users and "
+                f"{fit.shape[1]:,} items, but only {gibibytes(free)} are free; keep fewer users or items, or use "
+                "another `model`"
+            )
+
+    def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
+        """Return the bytes that training holds, by purpose."""
+        nnz = sum(getattr(dataset, part).nnz for part in self.config.fit_parts)
+        interactions = {"interactions": 4 * nnz + 8 * (dataset.n_users + 1)}
+        return interactions | self.memory(dataset.n_users, dataset.n_items, nnz)
+
+    def train(
+        self,
+        stored: Stored | None,
+        dataset: Dataset,
+        fit: CSR,
+        callbacks: Sequence[EpochCallback],
+        on_batch: BatchCallback | None = None,
+        reporter: Reporter = SILENT,
+    ) -> ModelState:
+        """Train, from the beginning or from a stored checkpoint, and return the final state."""
+        config = self.config
+        self.backend()  # sets the number of threads
+        reporter.line(f"{config.model} needs {gibibytes(sum(self.memory_estimate(dataset).values()))} of memory")
+        state = ModelState(values=self.start(fit)) if stored is None else ModelState(stored[0], **stored[1])
+
+        def advance(done: int, total: int) -> None:
+            state.position = done
+            if on_batch is not None:
+                on_batch(state, total)  # a request to stop is honoured after the epoch
+
+        while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
+            began = time.perf_counter()
+            measured = self.epoch(state.values, fit, state.epoch, advance)
+            self._check_epoch(state, measured)
+            state.seconds = time.perf_counter() - began
+            advance(1, 1)
+            end = finish_epoch(state, config, dataset, fit, lambda: self.ranker_of(state.values, fit), measured)
+            stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
+            if any(stops):
+                break
+        return state
+
+    def _check_epoch(self, state: ModelState, measured: dict[str, float]) -> None:
+        """Raise if the training has diverged. Called before anything is saved."""
+        finite = all(bool(torch.isfinite(tensor).all()) for tensor in state.values.values())
+        if not finite or not np.isfinite(list(measured.values())).all():
+            raise DrmError(
+                f"{self.config.model} diverged in epoch {state.epoch + 1}: its values are not finite; train again with "
+                f"{self.remedy()}"
+            )
+
+
+class FactorModel(EpochModel[C], FactorRecommender[C]):
+    """A model of user and item vectors that is trained epoch by epoch."""
+
+    def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
+        """Return the ranker of a model in training."""
+        backend, device = self.backend()
+        U, V = (table.to(device) for table in self.factors(tensors))
+        return factor_ranker(backend, U, V, self.score)
+
+
+class ItemModel(EpochModel[C], ItemRecommender[C]):
+    """An item-item model with a closed form, or with a solver of its own."""
+
+    @abstractmethod
+    def fit_weights(self, fit: CSR, progress: Progress) -> ItemWeights:
+        """Return the weights between items."""
+
+    def start(self, fit: CSR) -> Tensors:
+        """Return no tensors: the only epoch makes them."""
+        return {}
+
+    def epoch(self, tensors: Tensors, fit: CSR, number: int, progress: Progress) -> dict[str, float]:
+        """Fit the weights."""
+        tensors.update(self.fit_weights(fit, progress).tensors())
+        return {}
+
+    def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
+        """Return the ranker of a model in training."""
+        index = ItemIndex(ItemWeights.of_tensors(tensors, fit.shape[1]), fit.shape[1])
+
+        def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
+            return index.search(fit.take(users), k, seen)[0]
+
+        return rank
+
+
+def gibibytes(n_bytes: float) -> str:
+    """Return a size in words.
+
+    Examples
+    --------
+    >>> gibibytes(3 * 2**30), gibibytes(5 * 2**20)
+    ('3.0 GiB', '5.0 MiB')
+    """
+    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
+
+
+def with_bias(U: Tensor, V: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors whose dot product is U V^T + bias: U [M, d] with a column of ones, and V [N, d] with bias [N]."""
+    return torch.cat([U, U.new_ones(len(U), 1)], 1), torch.cat([V, bias[:, None]], 1)

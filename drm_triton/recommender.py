@@ -1,0 +1,540 @@
+"""`Recommender`: what all models have in common. Fit, recommend, measure, save and load.
+
+There are two kinds of fitted models. A `FactorRecommender` has a vector for each user and each item. An
+`ItemRecommender` has weights between items, and its users are their interactions. Both answer through an index
+(`ranking.topk`, `ranking.item_index`), which finds the best items for the queries of users.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drm_triton import atomic
+from drm_triton.base_config import Config
+from drm_triton.data.csr import CSR
+from drm_triton.data.dataset import Dataset
+from drm_triton.errors import DrmError, InputError
+from drm_triton.kernels import use_backend
+from drm_triton.kernels.devices import to_device
+from drm_triton.kernels.protocol import Backend
+from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score, Unknown
+from drm_triton.progress import SILENT, Reporter
+from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
+from drm_triton.ranking.item_index import ItemIndex, ItemWeights
+from drm_triton.ranking.recommend import (
+    Index,
+    Queries,
+    candidate_items,
+    check_k,
+    describe_users_without_interactions,
+    encode_histories,
+    known_users,
+    new_users,
+    recommendation_frames,
+    similar_frame,
+)
+from drm_triton.ranking.topk import TopKIndex, similarity_vectors
+from drm_triton.training import checkpoint
+from drm_triton.training.loop import interactions_to_fit
+from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
+from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
+
+Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
+Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
+Tensors = dict[str, Tensor]
+
+C = TypeVar("C", bound=Config)
+R = TypeVar("R", bound="Recommender[Any]")
+
+
+class NotFittedError(DrmError):
+    """The model has learned nothing yet."""
+
+
+class Recommender(ABC, Generic[C]):
+    """A model for top-K recommendation. Subclasses define how it is trained and what a query is."""
+
+    Config: ClassVar[type[Config]]
+
+    def __init__(self, config: C) -> None:
+        self.config = config
+        self._tensors: Tensors | None = None  # what was learned
+        self._interactions: Dataset | None = None
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.config.changed().items())
+        return f"{type(self).__name__}({options})"
+
+    # -- what a kind of model defines ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def train(
+        self,
+        stored: Stored | None,
+        dataset: Dataset,
+        fit: CSR,
+        callbacks: Sequence[EpochCallback],
+        on_batch: BatchCallback | None,
+        reporter: Reporter,
+    ) -> Progress:
+        """Train, from the beginning or from a stored checkpoint, and return the final state."""
+
+    @abstractmethod
+    def index(self, candidates: NDArray[np.int64] | None = None) -> Index:
+        """Return an index of all items, or of some candidates, given by ascending codes."""
+
+    @abstractmethod
+    def queries(self, users: NDArray[np.int64]) -> Queries:
+        """Return the queries of users of the training data, given by their codes [m]."""
+
+    @abstractmethod
+    def new_queries(self, liked: CSR) -> Queries:
+        """Return the queries of new users from the items they liked, CSR [m, N]."""
+
+    @abstractmethod
+    def similarity(self, items: NDArray[np.int32]) -> tuple[Index, Queries]:
+        """Return an index of all items whose scores are similarities, and its queries for some items."""
+
+    @abstractmethod
+    def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
+        """Return the bytes that training holds, by purpose."""
+
+    def learned(self, tensors: Tensors) -> Tensors:
+        """Return what a fitted model needs of the tensors of a training state."""
+        return tensors
+
+    def warm_up(self) -> None:
+        """Compile the kernels that training uses."""
+
+    def check_fit(self, dataset: Dataset, fit: CSR) -> None:
+        """Raise or warn before training if options and data do not go together."""
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def fit(
+        self: R,
+        dataset: Dataset,
+        callbacks: Iterable[EpochCallback] = (),
+        run: str | Path | None = None,
+        resume: bool = False,
+        on_batch: BatchCallback | None = None,
+        reporter: Reporter = SILENT,
+    ) -> R:
+        """Train on a data set.
+
+        Parameters
+        ----------
+        dataset : Dataset
+        callbacks : called with an `EpochEnd` after each epoch; a callback that returns True ends the training
+        run : directory for the configuration, metrics and checkpoints; None writes nothing
+        resume : continue the training in `run` from its last checkpoint
+        on_batch : called with (state, lists in an epoch) after each step; returning True ends the training
+        reporter : shows progress while the kernels are loaded
+
+        Returns
+        -------
+        this model, as after the best epoch on the validation part, or after the last epoch without validation
+        """
+        name = type(self).__name__
+        if not isinstance(dataset, Dataset):
+            raise InputError(
+                f"{name}.fit takes a Dataset, not {type(dataset).__name__}; convert a frame with Dataset.from_frame"
+            )
+        if resume and run is None:
+            raise InputError(f"{name}.fit: `resume` needs `run`, the directory of the run to continue")
+        self.backend()  # first: a backend that cannot be used leaves no run directory behind
+        fit = interactions_to_fit(dataset, self.config)
+        self.check_fit(dataset, fit)
+        keeper: Run | _Best
+        stored = None
+        if run is None:
+            keeper = _Best(self.learned)
+        elif resume:
+            keeper, stored = Run.open(run, dataset, self.config)
+        else:
+            keeper = Run.create(run, self.config, dataset, fit)
+        state = self.train(stored, dataset, fit, [*callbacks, keeper], on_batch, reporter)
+        if isinstance(keeper, Run):
+            if state.position:  # stopped within an epoch
+                keeper.save(state)
+            keeper.draw_curves()
+            return self._become(type(self).load(keeper.path))
+        self._tensors = keeper.tensors or self.learned(state.tensors())
+        self._interactions = interactions_only(dataset, fit)
+        return self
+
+    def backend(self) -> tuple[Backend, torch.device]:
+        """Return the backend and the device of the configuration, with its number of threads set."""
+        return use_backend(self.config.backend, self.config.threads)
+
+    # -- the fitted model ----------------------------------------------------------------------------------------
+
+    @property
+    def tensors(self) -> Tensors:
+        """What the model has learned, by the names in its file."""
+        if self._tensors is None:
+            raise NotFittedError(f"this {type(self).__name__} has learned nothing yet: call fit or load first")
+        return self._tensors
+
+    @property
+    def interactions(self) -> Dataset:
+        """The interactions that the model was fitted on, as the `train` part, and the external ids."""
+        assert self.tensors is not None
+        assert self._interactions is not None
+        return self._interactions
+
+    def was_fit_on(self, dataset: Dataset) -> bool:
+        """Return whether a data set has the ids and the interactions that the model was fitted on."""
+        mine, fit = self.interactions, interactions_to_fit(dataset, self.config)
+        return (
+            fit.shape == mine.train.shape
+            and np.array_equal(fit.indptr, mine.train.indptr)
+            and np.array_equal(fit.indices, mine.train.indices)
+            and dataset.user_ids.equals(mine.user_ids)
+            and dataset.item_ids.equals(mine.item_ids)
+        )
+
+    def recommend(
+        self,
+        users: Ids | None = None,
+        k: int = 10,
+        exclude_seen: bool = True,
+        only: Ids | None = None,
+        without: Ids | None = None,
+        unknown: Unknown = "error",
+    ) -> pl.DataFrame:
+        """Return the k best items for each user.
+
+        Parameters
+        ----------
+        users : sequence of ids, optional
+            Users to recommend to. Default: all users with interactions in the training data.
+        k : int, default 10
+            Number of items per user.
+        exclude_seen : bool, default True
+            Leave out items that the user has interacted with.
+        only : sequence of ids, optional
+            Items to choose from. Default: all items.
+        without : sequence of ids, optional
+            Items to leave out.
+        unknown : {"error", "skip", "popular"}, default "error"
+            Handling of users without interactions in the training data: raise an error, skip them with a warning, or
+            recommend the most popular items to them, with score null.
+
+        Returns
+        -------
+        polars.DataFrame
+            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain.
+        """
+        return pl.concat(self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown))
+
+    def recommend_from(
+        self,
+        histories: Histories,
+        k: int = 10,
+        exclude_seen: bool = True,
+        only: Ids | None = None,
+        without: Ids | None = None,
+        unknown: Unknown = "error",
+    ) -> pl.DataFrame:
+        """Return the k best items for new users, who are not in the training data, from the items they liked.
+
+        The parameters not listed here and the result are those of `recommend`.
+
+        Parameters
+        ----------
+        histories : mapping, sequence or frame
+            Mapping from user to item ids, list of lists of item ids (the users are then 0, 1, ...), or frame with
+            columns user and item.
+        exclude_seen : bool, default True
+            Leave out the items of the user's history.
+        unknown : {"error", "skip", "popular"}, default "error"
+            Handling of item ids that the model does not know: raise an error, or ignore these items. Users without any
+            known item are then skipped ("skip"), or get the most popular items with score null ("popular").
+
+        Examples
+        --------
+        >>> from drm_triton import DRM
+        >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob", "bob", "cy"], "item": ["x", "y", "x", "y", "z"]})
+        >>> model = DRM(factors=4, epochs=3).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
+        >>> model.recommend_from({"dora": ["x"]}, k=1).select("user", "item").rows()
+        [('dora', 'y')]
+        """
+        return pl.concat(self.recommend_blocks(None, histories, k, exclude_seen, only, without, unknown))
+
+    def recommend_blocks(
+        self,
+        users: Ids | None = None,
+        histories: Histories | None = None,
+        k: int = 10,
+        exclude_seen: bool = True,
+        only: Ids | None = None,
+        without: Ids | None = None,
+        unknown: Unknown = "error",
+    ) -> Iterator[pl.DataFrame]:
+        """Yield the result of `recommend`, or of `recommend_from` if `histories` are given, in blocks of users.
+
+        Each frame holds a few thousand users, so memory does not grow with their number. The arguments are checked
+        before the first frame is requested.
+        """
+        check_k("recommend", k)
+        if users is not None and histories is not None:
+            raise InputError("recommend_blocks: give `users` or `histories`, not both")
+        data = self.interactions
+        if histories is None:
+            targets = known_users(users, data, self.queries, unknown)
+        else:
+            targets = new_users(histories, data, self.new_queries, unknown)
+        index = self.index(candidate_items(data, only, without))
+        return recommendation_frames(targets, index, data, k, exclude_seen)
+
+    def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
+        """Return the k items most similar to each given item, never the item itself.
+
+        The similarity of items v and w is the cosine of their factors if the score is `cosine` or `dot`, and
+        -||v - w||^2 if it is `l2`. The cosine ignores the length of a factor, which reflects popularity under `dot`. In
+        an item-item model, it is the weight from v to w.
+
+        Parameters
+        ----------
+        items : sequence of ids
+            Items to find similar items for.
+        k : int, default 10
+            Number of similar items for each.
+
+        Returns
+        -------
+        polars.DataFrame
+            Columns item, rank (1 is the most similar), similar, score.
+        """
+        data = self.interactions
+        codes = data.encode_items(items)
+        index, queries = self.similarity(codes)
+        return similar_frame("item", codes, data.item_ids, index, queries, k)
+
+    def ranker(self) -> Ranker:
+        """Return the function that ranks all items for users of the training data."""
+        index = self.index()
+
+        def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
+            return index.search(self.queries(users), k, seen)[0]
+
+        return rank
+
+    def evaluate(
+        self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = CUT_OFFS, min_train: int = MIN_TRAIN
+    ) -> Evaluation:
+        """Rank all unseen items for each user and compare the ranking with held-out interactions.
+
+        Parameters
+        ----------
+        held_out : CSR [M, N]
+            Relevant items of each user, for example `dataset.test`.
+        seen : CSR [M, N], optional
+            Items to exclude from the ranking. Default: the interactions that the model was fitted on.
+        ks : sequence of int, default (10, 50)
+            Cut-offs.
+        min_train : int, default 5
+            Users with fewer interactions in `seen` are left out.
+        """
+        return evaluate(self.ranker(), self.interactions.train if seen is None else seen, held_out, ks, min_train)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the model to a directory, atomically. docs/formats.md describes the files.
+
+        Parameters
+        ----------
+        path : the directory
+        overwrite : replace a saved model
+        """
+        self._check_finite(f"this {type(self).__name__}")
+        with atomic.directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
+            # Save a copy: `Dataset.save` records where a data set is stored, and this folder is temporary.
+            interactions_only(self.interactions, self.interactions.train).save(folder / "data")
+            metadata = {"model": self.config.model, "config": self.config.resolved().to_dict()}
+            checkpoint.write_tensors(folder / checkpoint.FILE, self.tensors, metadata)
+
+    @classmethod
+    def load(cls: type[R], path: str | Path) -> R:
+        """Load a saved model, or the best checkpoint of a run."""
+        place = checkpoint_directory(path)
+        tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
+        stored = metadata.get("model", "drm")
+        if stored != cls.Config.model:
+            raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
+        model = cls(cls.stored_config(metadata["config"], str(place)))
+        model._interactions = Dataset.load(place / "data")
+        _, device = model.backend()
+        model._tensors = {name: tensor.to(device) for name, tensor in model.learned(tensors).items()}
+        model._check_sizes(str(place))
+        model._check_finite(str(place))
+        return model
+
+    @classmethod
+    def stored_config(cls, values: dict[str, Any], where: str) -> Any:
+        """Return the configuration that a model file holds."""
+        return cls.Config.from_mapping(values, where=where)
+
+    # -- internal ------------------------------------------------------------------------------------------------
+
+    def _check_sizes(self, where: str) -> None:
+        """Raise if the tensors do not have the numbers of users and items of the interactions."""
+
+    def _check_finite(self, where: str) -> None:
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()):
+            raise InputError(f"{where}: the factors are not finite; train again with {self.remedy()}")
+
+    def remedy(self) -> str:
+        """Return what to change if the training diverges."""
+        return "other options"
+
+    def _become(self: R, other: R) -> R:
+        self._tensors, self._interactions = other._tensors, other._interactions
+        return self
+
+
+class FactorRecommender(Recommender[C]):
+    """A model with a vector for each user and each item."""
+
+    @abstractmethod
+    def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the vectors whose score ranks, of users [M, d] and of items [N, d], both float32."""
+
+    @abstractmethod
+    def fold_in_items(self, liked: CSR) -> Tensor:
+        """Return the vectors of new users from the codes of the items they liked, CSR [B, N]: float32 [B, d]."""
+
+    @property
+    def score(self) -> Score:
+        """The score of the vectors."""
+        return "dot"
+
+    @property
+    def user_factors(self) -> Tensor:
+        """User factors U, float32 [M, d]."""
+        return self.factors(self.tensors)[0]
+
+    @property
+    def item_factors(self) -> Tensor:
+        """Item factors V, float32 [N, d]."""
+        return self.factors(self.tensors)[1]
+
+    def index(self, candidates: NDArray[np.int64] | None = None) -> TopKIndex:
+        """Return an index of all items, or of some candidates, given by ascending codes."""
+        return TopKIndex(self.backend()[0], self.item_factors, self.score, candidates)
+
+    def queries(self, users: NDArray[np.int64]) -> Tensor:
+        """Return the vectors of users of the training data, given by their codes [m]: float32 [m, d]."""
+        U = self.user_factors
+        return U[to_device(torch.from_numpy(users), U.device)]
+
+    def new_queries(self, liked: CSR) -> Tensor:
+        """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
+        return self.fold_in_items(liked)
+
+    def fold_in(self, histories: Histories) -> Tensor:
+        """Return the vectors of new users, fitted to the items they liked: float32 [B, d].
+
+        The item factors stay fixed, and the training objective fits the vectors; see `drm_triton.ranking.fold_in`.
+        The same items give the same vector, bit for bit, in any order and in any batch.
+
+        Parameters
+        ----------
+        histories : mapping, sequence or frame
+            As in `recommend_from`. No history may be empty.
+        """
+        _, liked = encode_histories(histories, self.interactions)
+        return self.fold_in_items(liked)
+
+    def similarity(self, items: NDArray[np.int32]) -> tuple[TopKIndex, Tensor]:
+        """Return an index of all items whose scores are similarities, and its queries for some items."""
+        return self._similarity(self.item_factors, items)
+
+    def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
+        """Return the k users most similar to each given user, as `similar_items` does for items.
+
+        Users without interactions in the training data are never returned: their factors are still the initial ones.
+
+        Parameters
+        ----------
+        users : sequence of ids
+            Users to find similar users for.
+        k : int, default 10
+            Number of similar users for each.
+
+        Returns
+        -------
+        polars.DataFrame
+            Columns user, rank (1 is the most similar), similar, score.
+        """
+        data = self.interactions
+        codes = data.encode_users(users)
+        trained = data.train.degrees() > 0
+        if not trained[codes].all():
+            reason = describe_users_without_interactions(data.user_ids[codes[~trained[codes]]])
+            raise InputError(f"{reason}, so the model cannot compare them; give other users")
+        index, queries = self._similarity(self.user_factors, codes, np.flatnonzero(trained))
+        return similar_frame("user", codes, data.user_ids, index, queries, k)
+
+    def _similarity(
+        self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None
+    ) -> tuple[TopKIndex, Tensor]:
+        vectors = similarity_vectors(factors, self.score)
+        queries = vectors[to_device(torch.from_numpy(codes), vectors.device)]
+        return TopKIndex(self.backend()[0], vectors, self.score, candidates), queries
+
+    def _check_sizes(self, where: str) -> None:
+        sizes = len(self.user_factors), len(self.item_factors)
+        wanted = self.interactions.n_users, self.interactions.n_items
+        if sizes != wanted:
+            raise InputError(f"{where}: factors of {sizes} users and items, but ids of {wanted}")
+
+
+class ItemRecommender(Recommender[C]):
+    """A model with weights between items. The query of a user is the user's items."""
+
+    @property
+    def weights(self) -> ItemWeights:
+        """The weights between items."""
+        return ItemWeights.of_tensors(self.tensors, self.interactions.n_items)
+
+    def index(self, candidates: NDArray[np.int64] | None = None) -> ItemIndex:
+        """Return an index of all items, or of some candidates, given by ascending codes."""
+        return ItemIndex(self.weights, self.interactions.n_items, candidates)
+
+    def queries(self, users: NDArray[np.int64]) -> CSR:
+        """Return the items of users of the training data, given by their codes [m]: CSR [m, N]."""
+        return self.interactions.train.take(users)
+
+    def new_queries(self, liked: CSR) -> CSR:
+        """Return the items of new users."""
+        return liked
+
+    def similarity(self, items: NDArray[np.int32]) -> tuple[ItemIndex, CSR]:
+        """Return an index of all items whose scores are the weights from an item, and its queries for some items."""
+        single = CSR(np.arange(len(items) + 1), items, (len(items), self.interactions.n_items))
+        return self.index(), single
+
+
+class _Best:
+    """Callback that keeps what was learned until the best epoch, for a training without a run directory."""
+
+    def __init__(self, learned: Callable[[Tensors], Tensors]) -> None:
+        self.learned, self.tensors = learned, None
+
+    tensors: Tensors | None
+
+    def __call__(self, end: EpochEnd) -> None:
+        if end.state.best is not None and end.improved:
+            self.tensors = {name: tensor.clone() for name, tensor in self.learned(end.state.tensors()).items()}
