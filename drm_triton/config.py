@@ -5,7 +5,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from drm_triton.base_config import LISTS, LOSS, MODEL, TRAINING, Config
 from drm_triton.errors import InputError
@@ -393,43 +393,6 @@ class TrainConfig(Config):
     @classmethod
     def _of_model(cls) -> str:
         return ""
-
-
-class TrainOptions(TypedDict, total=False):
-    """The fields of `TrainConfig` as keywords that may be left out, for type checkers and editors."""
-
-    score: Score | None
-    factors: int
-    init: Init
-    rho: int
-    negatives: Negatives | None
-    pool: int
-    eta: int | None
-    share: int
-    user_sampling: UserSampling
-    objective: ObjectiveName
-    k: int | None
-    tau: float
-    lam: float
-    weight: Weight
-    margin: float
-    temperature: float | None
-    interaction_weights: InteractionWeights
-    interaction_weight_cap: float | None
-    cov: float
-    cov_every: int
-    cov_form: CovForm
-    lr: float
-    schedule: Schedule
-    batch_size: int | None
-    epochs: int
-    seed: int
-    fit_on: FitOn
-    backend: BackendChoice
-    threads: int | None
-    eval_every: int
-    patience: int
-    monitor: str
 
 
 def of_trained_model(values: Mapping[str, Any]) -> dict[str, Any]:

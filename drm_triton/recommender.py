@@ -64,6 +64,7 @@ class Recommender(ABC, Generic[C]):
     """A model for top-K recommendation. Subclasses define how it is trained and what a query is."""
 
     Config: ClassVar[type[Config]]
+    deterministic: ClassVar[bool] = False  # whether the seed has no effect
 
     def __init__(self, config: C) -> None:
         self.config = config

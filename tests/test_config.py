@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drm_triton import DRM
-from drm_triton.config import TrainConfig, TrainOptions, of_trained_model
+from drm_triton.config import TrainConfig, of_trained_model
 from drm_triton.errors import InputError
 from drm_triton.options import checked, choices, declaration, options_page
 from tests.conftest import run_python
@@ -228,12 +228,6 @@ def test_every_field_is_declared(field: "dataclasses.Field[Any]") -> None:
     assert bool(declared.unset) == (field.default is None)
     assert set(re.findall("`(.*?)`", declared.help)) <= TrainConfig.fields().keys()
     assert all(checked(field, value) == value for value in choices(field) or (field.default,))
-
-
-def test_the_options_as_keywords_are_the_fields() -> None:
-    hints = get_type_hints(TrainOptions)
-    assert hints == {field.name: field.type for field in dataclasses.fields(TrainConfig)}
-    assert not TrainOptions.__required_keys__
 
 
 def test_docs_list_the_options(repository: Path) -> None:

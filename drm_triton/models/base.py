@@ -150,6 +150,8 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
 class ItemModel(EpochModel[C], ItemRecommender[C]):
     """An item-item model with a closed form, or with a solver of its own."""
 
+    deterministic = True
+
     @abstractmethod
     def fit_weights(self, fit: CSR, progress: Progress) -> ItemWeights:
         """Return the weights between items."""

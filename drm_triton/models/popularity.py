@@ -22,6 +22,7 @@ class Popularity(FactorModel[PopularityConfig]):
     """
 
     Config = PopularityConfig
+    deterministic = True
 
     def start(self, fit: CSR) -> Tensors:
         """Return the number of interactions of each item as its only factor. The factor of each user is 1."""

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any
 
 from drm_triton import atomic
 from drm_triton.base_config import Config, in_file, overridden
@@ -38,43 +38,11 @@ from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 from drm_triton.training.weights import require_weights
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from drm_triton.config import TrainOptions
-
 FIXED_ONLY = ("seed", "monitor", "fit_on", "eval_every", "patience", "backend", "threads")  # never searched
 FREE = ("backend", "threads")  # may change between the sessions of a study
 
 Point = dict[str, Any]  # a point of the search space: option -> value, under the names in files
 Record = dict[str, Any]  # one line of trials.jsonl
-
-
-@overload
-def tune(
-    dataset: Dataset,
-    study: str | Path,
-    trials: int = 20,
-    seconds: float | None = None,
-    space: Mapping[str, Sequence[Any]] | None = None,
-    reporter: Reporter = SILENT,
-    model: Literal["drm"] = "drm",
-    **fixed: "Unpack[TrainOptions]",
-) -> "Study": ...
-
-
-@overload
-def tune(
-    dataset: Dataset,
-    study: str | Path,
-    trials: int = 20,
-    seconds: float | None = None,
-    space: Mapping[str, Sequence[Any]] | None = None,
-    reporter: Reporter = SILENT,
-    *,
-    model: str,
-    **fixed: Any,
-) -> "Study": ...
 
 
 def tune(

@@ -1,0 +1,140 @@
+"""What can be compared: models with their fixed options, and the search spaces of the paper.
+
+The space `ours` of an entry is that of `tune`. The space `paper` is Table 2 of the paper. Options that the paper does
+not state have one value there, ours, or are searched as well; the comments say which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+from typing import Any, Literal
+
+from drm_triton.base_config import Config
+from drm_triton.errors import InputError
+from drm_triton.models.configs import CONFIGS, config_class
+from drm_triton.training.tune import Point, draws, replaced
+
+SpaceName = Literal["paper", "ours"]
+Space = dict[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model with options that are the same in every trial.
+
+    Attributes
+    ----------
+    name : its name in tables and in `--models`
+    model : name of the model
+    fixed : options that are not searched
+    paper : the paper's search space; empty if the paper has none
+    paper_fixed : further fixed options in that space
+    """
+
+    name: str
+    model: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    paper: Space = field(default_factory=dict)
+    paper_fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def base(self, space: SpaceName, metric: str) -> Config:
+        """Return the configuration whose searched options the trials replace."""
+        fixed = {**self.fixed, **(self.paper_fixed if space == "paper" else {})}
+        return config_class(self.model).from_mapping({**fixed, "monitor": metric})
+
+    def space(self, space: SpaceName) -> Space:
+        """Return the searched options and their values."""
+        if space == "paper":
+            if not self.paper:
+                raise InputError(f"`space` paper: the paper does not have {self.name}; use ours, or leave it out")
+            return self.paper
+        found = self.base("ours", "recall@50").search_space()
+        return {name: values for name, values in found.items() if name not in self.fixed}
+
+    def settings(self, space: SpaceName, metric: str, trials: int | None) -> list[Config]:
+        """Return the configurations of the trials: random points of the space, or all of it if `trials` is None."""
+        base, options = self.base(space, metric), self.space(space)
+        if not options:
+            return [base]
+        drawn = draws(options, base)
+        if space == "paper" and any(base.to_dict().get(name) not in values for name, values in options.items()):
+            next(drawn)  # the defaults, which are not a point of the paper's grid
+        points = _grid(options, base) if trials is None else islice(drawn, trials)
+        return [_derived(self, space, replaced(base, **point)) for point in points]
+
+
+def _grid(space: Space, base: Config) -> Iterator[Point]:
+    """Yield all points of a space that the configuration accepts."""
+    for values in product(*space.values()):
+        point = dict(zip(space, values, strict=True))
+        try:
+            replaced(base, **point)
+        except InputError:
+            continue
+        yield point
+
+
+def _derived(entry: Entry, space: SpaceName, config: Config) -> Config:
+    """Set options that depend on others: the paper has 15 negatives for each positive of DRM."""
+    if space == "paper" and entry.model == "drm":
+        return replaced(config, eta=15 * config.to_dict()["rho"])
+    return config
+
+
+FACTORS = (16, 32, 64, 128)
+RATES = (1e-4, 1e-3, 5e-3, 0.01, 0.03, 0.05, 0.1)
+RIDGES = (1e-4, 1e-3, 3e-3, 0.01, 0.03)
+CONFIDENCES = (1.0, 3.0, 5.0, 10.0, 20.0)
+DRM_SPACE: Space = {
+    "factors": FACTORS,
+    "lr": RATES,
+    "tau": (0.1, 0.3, 0.5, 1.0, 3.0, 10.0),
+    "rho": (1, 2, 3, 4, 5),
+    "lambda": (0.1, 0.5, 1.0, 2.0, 3.0, 5.0),
+}
+COVARIANCES = (0.1, 0.5, 1.0, 3.0, 5.0, 10.0)
+# The paper trains with a constant rate and one list per step. Larger batches, which we keep, are not in its space, but
+# needed to train on millions of interactions in minutes.
+PAPER_RATE = {"schedule": "constant"}
+
+
+def _paper_spaces() -> dict[str, Space]:
+    """Return the spaces of Table 2, by model."""
+    return {
+        "slim": {"l1": (0.1, 0.5, 1.0, 3.0, 5.0, 10.0, 20.0), "l2": (0.1, 0.5, 1.0, 3.0, 5.0, 10.0, 20.0)},
+        "cdae": {"factors": FACTORS, "lr": RATES, "regularization": RIDGES, "corruption": (0.2, 0.5, 0.8)},
+        "bpr": {"factors": FACTORS, "lr": RATES, "regularization": RIDGES},
+        "wmf": {"factors": FACTORS, "regularization": RIDGES, "confidence": CONFIDENCES},
+        "warp": {"factors": FACTORS, "lr": RATES, "max_sampled": (10, 20, 30, 40, 50)},
+        "cml": {"factors": FACTORS, "lr": RATES, "eta": (10, 20, 30, 40, 50), "cov": COVARIANCES},
+        "sqlrank": {"factors": FACTORS, "lr": RATES},
+        "srrmf": {"factors": FACTORS, "regularization": RIDGES, "confidence": CONFIDENCES},
+    }
+
+
+PAPER_MODELS = tuple(_paper_spaces())  # in the order of the paper's Table 3
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        *(Entry(name, name, paper=_paper_spaces().get(name, {})) for name in CONFIGS),
+        *(
+            Entry(f"{name}-{score}", "drm", {"objective": objective, "score": score}, space, PAPER_RATE)
+            for name, objective in (("drm", "hinge+drm"), ("drm-alone", "drm"))
+            for score, space in (("dot", DRM_SPACE), ("l2", {**DRM_SPACE, "cov": COVARIANCES}))
+        ),
+        Entry("softmax@k", "drm", {"objective": "softmax@k"}),
+        Entry("psl", "drm", {"objective": "psl"}),
+    )
+}
+
+
+def entries(names: Sequence[str]) -> list[Entry]:
+    """Return the entries with these names."""
+    if len(set(names)) < len(names):
+        raise InputError(f"`models` names a model twice: {', '.join(names)}")
+    unknown = [name for name in names if name not in ENTRIES]
+    if unknown or not names:
+        raise InputError(f"`models` must be some of {', '.join(ENTRIES)}; got {', '.join(unknown) or 'none'}")
+    return [ENTRIES[name] for name in names]

@@ -1,0 +1,308 @@
+"""The protocol of a comparison: tune each model on validation, train the best with several seeds, measure on test.
+
+A comparison is a directory:
+
+plan.json        the data set with its checksum, models, space, number of trials and seeds, metric, versions
+outcomes.jsonl   one line for each finished training: model, stage (tune or test), options, seed, metrics, seconds
+users/           metrics of each user on test, one Parquet file for each final training
+
+A training is one task. Tasks run in several processes, each with one thread, and each outcome is stored at once. When
+the command is started again, finished tasks are skipped. A task depends on its options and its seed only, so the
+outcomes do not depend on the number of processes or on interruptions.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from drm_triton import atomic
+from drm_triton.data.csr import CSR
+from drm_triton.data.dataset import Dataset
+from drm_triton.errors import DrmError, InputError
+from drm_triton.experiments.entries import Entry, SpaceName, entries
+from drm_triton.names import CUT_OFFS, MIN_TRAIN
+from drm_triton.progress import SILENT, Reporter
+from drm_triton.ranking.evaluate import measurable
+from drm_triton.training.run import environment
+from drm_triton.training.state import EpochEnd
+from drm_triton.training.tune import replaced, with_validations
+
+Outcome = dict[str, Any]  # one line of outcomes.jsonl
+Task = dict[str, Any]  # what identifies an outcome, and where the data is
+
+ONE_THREAD = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
+IDENTITY = ("model", "stage", "options", "seed")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and how.
+
+    Attributes
+    ----------
+    models : names of entries
+    space : "paper" for the search spaces of the paper, "ours" for those of `tune`
+    trials : number of random points for each model; None for all points of the space
+    seeds : number of final trainings of each model
+    metric : validation metric that chooses the options
+    """
+
+    models: tuple[str, ...]
+    space: SpaceName = "ours"
+    trials: int | None = 20
+    seeds: int = 5
+    metric: str = "recall@50"
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise InputError(f"compare: `trials` must be at least 1, got {self.trials}")
+        if self.seeds < 1:
+            raise InputError(f"compare: `seeds` must be at least 1, got {self.seeds}")
+        for entry in self.entries():
+            entry.settings(self.space, self.metric, 1)  # raises if the paper does not have it
+
+    def entries(self) -> list[Entry]:
+        """Return the entries."""
+        return entries(self.models)
+
+
+class Comparison:
+    """A directory of a comparison, created or opened.
+
+    Parameters
+    ----------
+    path : the directory
+    dataset : a stored data set with a validation and a test part
+    plan : what to compare. An opened comparison may have other models, more trials and more seeds.
+    """
+
+    def __init__(self, path: str | Path, dataset: Dataset, plan: Plan) -> None:
+        self.path, self.dataset, self.plan = Path(path), dataset, plan
+        if dataset.path is None:
+            raise InputError("compare: the data set must be stored on disk; save it first")
+        for part in ("valid", "test"):
+            if getattr(dataset, part).nnz == 0:
+                raise InputError(f"compare: the data set has no {part} part; prepare it with other `ratios`")
+        if len(measurable(dataset.train, dataset.valid)) == 0:
+            raise InputError(
+                f"compare: no user has both validation items and at least {MIN_TRAIN} training interactions; prepare "
+                "the data with another `split`"
+            )
+        self._open()
+        self.outcomes = self._read()
+
+    # -- the tasks -----------------------------------------------------------------------------------------------
+
+    def tuning_tasks(self) -> list[Task]:
+        """Return one task for each trial of each model."""
+        return [
+            self._task(entry.name, "tune", {"model": config.model, **config.to_dict()}, 0)
+            for entry in self.plan.entries()
+            for config in entry.settings(self.plan.space, self.plan.metric, self.plan.trials)
+        ]
+
+    def final_tasks(self) -> list[Task]:
+        """Return the final trainings: the best options of each model, with each seed."""
+        return [
+            self._task(entry.name, "test", options, seed)
+            for entry in self.plan.entries()
+            if (options := self.best_options(entry.name)) is not None
+            for seed in range(1, self._seeds_of(entry) + 1)
+        ]
+
+    def best_trial(self, name: str) -> Outcome | None:
+        """Return the best finished trial of a model, the first if tied, among those of the plan."""
+        wanted = {_key(task) for task in self.tuning_tasks() if task["model"] == name}
+        found = [outcome for outcome in self.outcomes if _key(outcome) in wanted and outcome["status"] == "done"]
+        return max(found, key=lambda outcome: outcome[self.plan.metric], default=None)
+
+    def best_options(self, name: str) -> dict[str, Any] | None:
+        """Return the options of the best trial, with the number of epochs after which it was the best."""
+        best = self.best_trial(name)
+        if best is None:
+            return None
+        options = dict(best["options"])
+        return {**options, "epochs": best["best_epoch"]} if "epochs" in options else options
+
+    def finals(self, name: str) -> list[Outcome]:
+        """Return the finished final trainings of a model with its best options, by seed."""
+        wanted = {_key(task) for task in self.final_tasks() if task["model"] == name}
+        found = [outcome for outcome in self.outcomes if _key(outcome) in wanted and outcome["status"] == "done"]
+        return sorted(found, key=lambda outcome: outcome["seed"])
+
+    def unfinished(self, tasks: Iterable[Task]) -> list[Task]:
+        """Return the tasks without an outcome."""
+        done = {_key(outcome) for outcome in self.outcomes}
+        return [task for task in tasks if _key(task) not in done]
+
+    # -- running them --------------------------------------------------------------------------------------------
+
+    def run(self, workers: int | None = None, reporter: Reporter = SILENT) -> None:
+        """Run what is not finished: first all trials, then the final trainings."""
+        for title, tasks in (
+            ("tune on validation", self.tuning_tasks),
+            ("train and measure on test", self.final_tasks),
+        ):
+            self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter)
+
+    def _run_tasks(self, title: str, tasks: list[Task], workers: int, reporter: Reporter) -> None:
+        if not tasks:
+            return
+        with reporter.step(title, len(tasks), "trainings") as step, _pool(min(workers, len(tasks))) as pool:
+            for outcome in pool.imap_unordered(run_task, tasks):
+                self.outcomes.append(outcome)
+                self._append(outcome)
+                step.advance()
+                reporter.line(describe(outcome, self.plan.metric))
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _task(self, name: str, stage: str, options: dict[str, Any], seed: int) -> Task:
+        places = {"data": str(self.dataset.path), "users": str(self.path / "users"), "metric": self.plan.metric}
+        return {"model": name, "stage": stage, "options": options, "seed": seed, **places}
+
+    def _seeds_of(self, entry: Entry) -> int:
+        from drm_triton.models import model_class
+
+        return 1 if model_class(entry.model).deterministic else self.plan.seeds
+
+    def _open(self) -> None:
+        """Create the directory, or check that it holds a comparison on the same data, in the same space."""
+        identity = {"checksum": self.dataset.checksum, "space": self.plan.space, "metric": self.plan.metric}
+        file = self.path / "plan.json"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not any(self.path.iterdir()):
+                config = self.plan.entries()[0].base(self.plan.space, self.plan.metric)
+                found = {**identity, "environment": environment(config, self.dataset)}
+                atomic.write_text(file, json.dumps(found, indent=2) + "\n")
+            recorded = json.loads(file.read_text("utf-8"))
+            before = {name: recorded[name] for name in identity}
+        except OSError as error:
+            reason = f"cannot be the directory of a comparison ({error.strerror})"
+            raise InputError(f"{self.path}: {reason}; give another `out`") from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{self.path} exists and is not a comparison; give another `out`") from None
+        for name, value in identity.items():
+            if before[name] != value:
+                raise InputError(
+                    f"{self.path} holds a comparison with {name} {before[name]}, and now it is {value}; give the same "
+                    "options to continue it, or give another `out`"
+                )
+
+    def _read(self) -> list[Outcome]:
+        file = self.path / "outcomes.jsonl"
+        lines = file.read_text("utf-8").split("\n") if file.exists() else [""]
+        outcomes = []
+        for number, line in enumerate(lines[:-1], 1):  # a last line that is cut off, as after a crash, is dropped
+            try:
+                outcomes.append(json.loads(line))
+            except ValueError as error:
+                raise DrmError(f"{file} is damaged: line {number} ({error}); remove that line") from None
+        if lines[-1]:
+            atomic.write_text(file, "".join(json.dumps(outcome) + "\n" for outcome in outcomes))
+        return outcomes
+
+    def _append(self, outcome: Outcome) -> None:
+        with open(self.path / "outcomes.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(outcome) + "\n")
+
+    def per_user(self, name: str, metric: str) -> pl.DataFrame:
+        """Return the mean over the seeds of a metric of each user on test: columns user and value."""
+        frames = [pl.read_parquet(self.path / outcome["users"]) for outcome in self.finals(name)]
+        joined = pl.concat([frame.select("user", value=pl.col(metric)) for frame in frames])
+        return joined.group_by("user").agg(pl.col("value").mean()).sort("user")
+
+
+def run_task(task: Task) -> Outcome:
+    """Train and measure once. A training that diverges or runs out of memory is an outcome, too."""
+    outcome = {name: task[name] for name in IDENTITY}
+    began = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            measured = _tune(task) if task["stage"] == "tune" else _test(task)
+        outcome |= {"status": "done", **measured}
+    except InputError:  # the data is wrong, and every task would fail
+        raise
+    except (DrmError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory runs out
+        outcome |= {"status": "failed", "error": str(error)}
+    return {**outcome, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def _tune(task: Task) -> dict[str, Any]:
+    """Train on the training part; return the metrics of the best epoch on validation."""
+    found: dict[str, Any] = {}
+
+    def epoch_end(end: EpochEnd) -> None:
+        if end.improved:
+            metrics = {name[6:]: value for name, value in end.record.items() if name.startswith("valid/")}
+            found.update({"best_epoch": end.record["epoch"], **metrics})
+
+    model = _model(task["options"], fit_on="train", threads=1, seed=0)
+    type(model)(with_validations(model.config)).fit(Dataset.load(task["data"]), [epoch_end])
+    return found
+
+
+def _test(task: Task) -> dict[str, Any]:
+    """Train on the training and validation parts; return the metrics on test, and store those of each user."""
+    data = Dataset.load(task["data"])
+    model = _model(task["options"], fit_on="train+valid", threads=1, seed=task["seed"], eval_every=0)
+    model.fit(data)
+    result = model.evaluate(data.test, _seen(data), CUT_OFFS, MIN_TRAIN)
+    folder, name = Path(task["users"]), f"{task['model'].replace('@', '-at-')}-{task['seed']}.parquet"
+    folder.mkdir(exist_ok=True)
+    atomic.write_file(folder / name, result.per_user.write_parquet)
+    return {**result.means, "users": f"{folder.name}/{name}"}
+
+
+def _model(options: dict[str, Any], **fixed: Any) -> Any:
+    from drm_triton.models import model_class
+    from drm_triton.models.configs import config_class
+
+    values = {name: value for name, value in options.items() if name != "model"}
+    kind = options["model"]
+    return model_class(kind)(replaced(config_class(kind).from_mapping(values), **fixed))
+
+
+def _seen(data: Dataset) -> CSR:
+    return data.train.union(data.valid)
+
+
+def describe(outcome: Outcome, metric: str) -> str:
+    """Return one line about an outcome."""
+    options = ", ".join(f"{name} {value}" for name, value in outcome["options"].items() if name != "model")
+    what = f"{outcome['model']}, {outcome['stage']}, seed {outcome['seed']}"
+    if outcome["status"] == "failed":
+        return f"{what}: failed: {outcome['error']}"
+    return f"{what}: {metric} {outcome[metric]:.4f}, {outcome['seconds']:.1f} s ({options})"
+
+
+def _key(task: Task | Outcome) -> str:
+    """Return a text that identifies a task."""
+    return json.dumps([task[name] for name in IDENTITY], sort_keys=True)
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[Any]:
+    """Make a pool of processes with one thread each."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # the processes read it when they start
+    try:
+        pool = multiprocessing.get_context("spawn").Pool(workers)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with pool:
+        yield pool
