@@ -16,6 +16,7 @@ Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
 BackendName = Literal["reference", "triton", "cpu"]
 BackendChoice = Literal["auto", "cpu", "triton", "reference"]
+SimilarityName = Literal["cosine", "jaccard", "dice"]  # of items, by the users that they share
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
 FitOn = Literal["train", "train+valid", "all"]
 Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know

@@ -12,16 +12,26 @@ from typing import TYPE_CHECKING, Any
 from drm_triton.errors import InputError
 
 if TYPE_CHECKING:
+    from drm_triton.models.ease import EASE
+    from drm_triton.models.gfcf import GFCF
+    from drm_triton.models.itemknn import ItemKNN
     from drm_triton.models.popularity import Popularity
+    from drm_triton.models.rp3beta import RP3beta
+    from drm_triton.models.slim import SLIM
     from drm_triton.recommender import Recommender
 
 # The name of a model, as in `drm-triton train --model` -> its module and its class. Modules are imported on first use.
 MODELS = {
     "drm": ("drm_triton.model", "DRM"),
+    "slim": ("drm_triton.models.slim", "SLIM"),
+    "ease": ("drm_triton.models.ease", "EASE"),
+    "rp3beta": ("drm_triton.models.rp3beta", "RP3beta"),
+    "itemknn": ("drm_triton.models.itemknn", "ItemKNN"),
+    "gfcf": ("drm_triton.models.gfcf", "GFCF"),
     "popularity": ("drm_triton.models.popularity", "Popularity"),
 }
 
-__all__ = ["Popularity", "load", "model_class"]
+__all__ = ["EASE", "GFCF", "SLIM", "ItemKNN", "Popularity", "RP3beta", "load", "model_class"]
 
 
 def model_class(name: str) -> "type[Recommender[Any]]":

@@ -44,27 +44,28 @@ class Similarity(NamedTuple):
     common: float
     shrink: float
 
-
-def similarity(
-    interactions: CSR,
-    weight: NDArray[np.float64] | None = None,
-    left: NDArray[np.float64] | None = None,
-    right: NDArray[np.float64] | None = None,
-    half: NDArray[np.float64] | None = None,
-    common: float = 0.0,
-    shrink: float = 0.0,
-) -> Similarity:
-    """Fill in what a similarity does not use: the weights of users are 1, and without `half` so are the products."""
-    M, N = interactions.shape
-    product = np.ones(N) if half is None else np.zeros(N)
-    return Similarity(
-        np.ones(M) if weight is None else weight,
-        product if left is None else left,
-        product if right is None else right,
-        np.zeros(N) if half is None else half,
-        float(common),
-        float(shrink),
-    )
+    @classmethod
+    def of(
+        cls,
+        interactions: CSR,
+        weight: NDArray[np.float64] | None = None,
+        left: NDArray[np.float64] | None = None,
+        right: NDArray[np.float64] | None = None,
+        half: NDArray[np.float64] | None = None,
+        common: float = 0.0,
+        shrink: float = 0.0,
+    ) -> "Similarity":
+        """Fill in what is not given: users weigh 1, and so do the products of `left` and `right` without `half`."""
+        M, N = interactions.shape
+        product = np.ones(N) if half is None else np.zeros(N)
+        return cls(
+            np.ones(M) if weight is None else weight,
+            product if left is None else left,
+            product if right is None else right,
+            np.zeros(N) if half is None else half,
+            common,
+            shrink,
+        )
 
 
 @allocating
@@ -177,15 +178,12 @@ def transposed(interactions: CSR) -> CSR:
     return CSR(incidence.of_item, incidence.users, (interactions.shape[1], interactions.shape[0]))
 
 
-def dense_gram(interactions: CSR, dtype: DTypeLike = np.float32) -> NDArray[np.floating]:
-    """Return X^T X: [N, N]."""
-    N = interactions.shape[1]
-    G = np.empty((N, N), dtype)
-    threads.split(gram_rows, N, ROWS_PER_TASK, incidence_of(interactions), G)
-    return G
+def dense_gram(interactions: CSR, G: NDArray[np.floating]) -> None:
+    """Write X^T X to G [N, N]."""
+    threads.split(gram_rows, interactions.shape[1], ROWS_PER_TASK, incidence_of(interactions), G)
 
 
-def sparse_similarity(
+def similarities(
     interactions: CSR,
     measure: Similarity,
     k: int | None = None,

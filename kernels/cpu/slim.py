@@ -1,14 +1,14 @@
 """SLIM: a non-negative elastic net for each item, by coordinate descent over the Gram matrix.
 
-Column j of the weights minimises 1/2 ||x_j - X w||^2 + l2/2 ||w||^2 + l1 ||w||_1 with w >= 0 and w_j = 0. With
-G = X^T X and g_i = G_ij - sum_k G_ik w_k, the best value of one coordinate is max(0, g_i + G_ii w_i - l1) / (G_ii + l2).
+Column j of the weights minimises 1/2 ||x_j - X w||^2 + l2/2 ||w||^2 + l1 ||w||_1 with w >= 0 and w_j = 0. Let G = X^T X
+and g_i = G_ij - sum_k G_ik w_k. The best value of one coordinate is max(0, g_i + G_ii w_i - l1) / (G_ii + l2).
 
 Only items with G_ij > l1 can have a weight: G and w have no negative entries, so that g_i <= G_ij. Sweeps over these
-candidates alternate with sweeps over the support, the coordinates that are not 0. The latter use a dense copy of the
-support's part of G. A change of a coordinate costs a pass over a row of G in the former, and over a row of the copy in
-the latter. The candidates are visited by falling G_ij, which sets fewer coordinates that later become 0 again.
+candidates alternate with sweeps over the support, the coordinates that are not 0. A row of G is read when its
+coordinate changes for the first time. Its entries of candidates are kept, and the support's part of these once more.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from drm_triton.kernels.cpu.gram import limit_of_largest, matrix
 from drm_triton.kernels.cpu.runtime import threads
-from drm_triton.kernels.cpu.runtime.jit import inline, kernel
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel
 
-TOLERANCE = 1e-6  # a sweep that changes no weight by more is the last one
-MAX_SWEEPS = 10_000  # over the support, between two sweeps over all candidates; and of these
+TOLERANCE = 1e-5  # the solution is found when no coordinate is farther than this from its best value
+MAX_SWEEPS = 10_000  # over the candidates, and over the support after each of them
 COLUMNS_PER_TASK = 16
+TASKS_PER_REPORT = 64
 
 
 class Gram(NamedTuple):
-    """X^T X by rows: entries of row i are values[indptr[i] : indptr[i + 1]], in ascending columns."""
+    """X^T X by rows: the entries of row i are values[indptr[i] : indptr[i + 1]], in ascending columns."""
 
     indptr: NDArray[np.int64]  # [N + 1]
     columns: NDArray[np.int32]
@@ -34,143 +35,175 @@ class Gram(NamedTuple):
     diagonal: NDArray[np.float64]  # [N]
 
 
-@inline
-def change_of(g, w, G_ii, l1, l2):
-    """Return the change that takes a coordinate to its best value."""
-    return max(0.0, g + G_ii * w - l1) / (G_ii + l2) - w
+class Penalty(NamedTuple):
+    """The penalties, and the tolerance."""
+
+    l1: float
+    l2: float
+    tolerance: float
+
+
+@allocating
+def doubled(array):
+    """Return an array of twice the size with the same first half."""
+    return np.concatenate((array, array))
 
 
 @inline
-def subtract_row(gram, item, change, place, g):
-    """g -= change * (row of G), where place says which entry of g belongs to a column."""
+def best_value(g, w, G_ii, penalty):
+    """Return the best value of a coordinate that is w, and whether it has to change."""
+    best = max(0.0, g + G_ii * w - penalty.l1) / (G_ii + penalty.l2)
+    return best, abs(best - w) > penalty.tolerance or (best == 0 and w > 0)
+
+
+@inline
+def find_candidates(gram, j, l1, nearest, closeness, items, g):
+    """Write the candidates of column j to `items` and their G_ij to `g`; return their number.
+
+    They are among the items with at least the closeness of nearest[0], and of those with equal closeness among the
+    first nearest[1]. The closeness of all items of row j but j itself is given if nearest[0] is finite.
+    """
+    limit, ties = nearest
+    a, n = 0, 0
+    for p in range(gram.indptr[j], gram.indptr[j + 1]):
+        i = gram.columns[p]
+        if i == j:
+            continue
+        near = True
+        if limit > -np.inf:
+            equal = closeness[n] == limit
+            near = closeness[n] > limit or (equal and ties > 0)
+            ties -= equal
+            n += 1
+        if near and gram.values[p] > l1:
+            items[a], g[a] = i, gram.values[p]
+            a += 1
+    return a
+
+
+@inline
+def read_row(gram, item, place, row):
+    """Write the entries of a row of G to row[place]. Columns that are no candidates have place 0."""
+    row[:] = 0
     for p in range(gram.indptr[item], gram.indptr[item + 1]):
-        g[place[gram.columns[p]]] -= change * gram.values[p]
+        row[place[gram.columns[p]]] = gram.values[p]
 
 
 @inline
-def copy_support(gram, items, support, place, rank, Q):
-    """Write the part of G of the support to Q [size, size + 1]. Entries of other items go to its last column."""
-    size = support.size
-    for r in range(size):
-        rank[support[r]] = r
-    for r in range(size):
-        item = items[support[r]]
-        Q[r] = 0
-        for p in range(gram.indptr[item], gram.indptr[item + 1]):
-            Q[r, rank[place[gram.columns[p]]]] = gram.values[p]
-    for r in range(size):
-        rank[support[r]] = -1
+def subtract(change, row, g):
+    """Change g as a change of the coordinate of this row does."""
+    for p in range(g.size):
+        g[p] -= change * row[p]
 
 
 @inline
-def sweep_support(Q, l1, l2, v, h):
-    """Sweep over the support until no weight changes any more: v and h are its w and g."""
+def sweep_support(Q, penalty, v, h):
+    """Sweep over the support until no coordinate changes: v and h are its w and g, and Q is its part of G."""
     for _ in range(MAX_SWEEPS):
-        largest = 0.0
+        done = True
         for r in range(v.size):
-            change = change_of(h[r], v[r], Q[r, r], l1, l2)
-            if abs(change) > TOLERANCE:
-                v[r] += change
-                row = Q[r]
-                for s in range(v.size):
-                    h[s] -= change * row[s]
-                largest = max(largest, abs(change))
-        if largest == 0:
+            best, changes = best_value(h[r], v[r], Q[r, r], penalty)
+            if changes:
+                subtract(best - v[r], Q[r], h)
+                v[r] = best
+                done = False
+        if done:
             return
 
 
 @kernel
-def slim_columns(start, stop, gram, l1, l2, neighbors):
+def slim_columns(start, stop, gram, neighbors, penalty):
     """Return columns start .. stop - 1 of the weights: lengths, items and values."""
     N = gram.diagonal.size
-    lengths = np.zeros(stop - start, np.int64)
-    items_out, values_out, total = np.empty(1024, np.int32), np.empty(1024, np.float32), 0
-    items, closeness, counts = np.empty(N, np.int64), np.empty(N), np.empty(N)
-    w, g, place = np.empty(N), np.empty(N + 1), np.full(N, N, np.int64)  # g[N] stands for items that do not count
-    support, rank = np.empty(N, np.int64), np.full(N + 1, -1, np.int64)  # -1 is the last column of the copy
+    lengths, found, values, total = np.zeros(stop - start, np.int64), np.empty(64, np.int32), np.empty(64), 0
+    rows = np.empty(1024, np.float32)  # rows of G, of the candidates' entries behind one that is not used
+    place, items, closeness = np.zeros(N, np.int64), np.empty(N, np.int64), np.empty(N)
+    w, g, row_of, support = np.empty(N), np.empty(N), np.empty(N, np.int64), np.empty(N, np.int64)
     for j in range(start, stop):
-        row, end = gram.indptr[j], gram.indptr[j + 1]
-        limit, ties = -np.inf, N
-        if neighbors < N:  # the nearest items by cosine; the norm of item j is the same for all
+        nearest = (-np.inf, 0)
+        if neighbors < N:  # by cosine; the norm of item j is the same for all
             n = 0
-            for p in range(row, end):
+            for p in range(gram.indptr[j], gram.indptr[j + 1]):
                 if gram.columns[p] != j:
                     closeness[n] = gram.values[p] / np.sqrt(gram.diagonal[gram.columns[p]])
                     n += 1
-            limit, ties = limit_of_largest(closeness[:n], neighbors)
-        n, a = 0, 0
-        for p in range(row, end):
-            i = gram.columns[p]
-            if i == j:
-                continue
-            near = True
-            if neighbors < N:
-                equal = closeness[n] == limit
-                near = closeness[n] > limit or (equal and ties > 0)
-                ties -= equal
-                n += 1
-            if near and gram.values[p] > l1:
-                items[a], counts[a] = i, gram.values[p]
-                a += 1
-        order = np.argsort(-counts[:a], kind="mergesort")
-        found = items[:a][order]
+            nearest = limit_of_largest(closeness[:n], neighbors)
+        a, n_rows = find_candidates(gram, j, penalty.l1, nearest, closeness, items, g), 0
         for p in range(a):
-            g[p], w[p], place[found[p]] = counts[order[p]], 0.0, p
+            w[p], row_of[p], place[items[p]] = 0.0, -1, p + 1
         for _ in range(MAX_SWEEPS):
-            size, largest = 0, 0.0
+            size, done = 0, True
             for p in range(a):
-                i = found[p]
-                change = change_of(g[p], w[p], gram.diagonal[i], l1, l2)
-                if abs(change) > TOLERANCE:
-                    w[p] += change
-                    subtract_row(gram, i, change, place, g)
-                    largest = max(largest, abs(change))
+                best, changes = best_value(g[p], w[p], gram.diagonal[items[p]], penalty)
+                if changes:
+                    if row_of[p] < 0:
+                        while (n_rows + 1) * (a + 1) > rows.size:
+                            rows = doubled(rows)
+                        row_of[p] = n_rows * (a + 1)
+                        n_rows += 1
+                        read_row(gram, items[p], place, rows[row_of[p] : row_of[p] + a + 1])
+                    subtract(best - w[p], rows[row_of[p] + 1 : row_of[p] + a + 1], g[:a])
+                    w[p] = best
+                    done = False
                 if w[p] > 0:
                     support[size] = p
                     size += 1
-            if largest == 0:
+            if done:
                 break
-            Q, v, h = np.empty((size, size + 1)), np.empty(size), np.empty(size)
-            copy_support(gram, found, support[:size], place, rank, Q)
+            Q, v, h = np.empty((size, size)), np.empty(size), np.empty(size)
             for r in range(size):
                 v[r], h[r] = w[support[r]], g[support[r]]
-            sweep_support(Q, l1, l2, v, h)
+                row = rows[row_of[support[r]] + 1 :]
+                for s in range(size):
+                    Q[r, s] = row[support[s]]
+            sweep_support(Q, penalty, v, h)
             for r in range(size):
                 p = support[r]
                 if v[r] != w[p]:
-                    subtract_row(gram, found[p], v[r] - w[p], place, g)
+                    subtract(v[r] - w[p], rows[row_of[p] + 1 : row_of[p] + a + 1], g[:a])
                     w[p] = v[r]
         for p in range(a):
-            place[found[p]] = N
+            place[items[p]] = 0
             if w[p] > 0:
-                if total == items_out.size:
-                    items_out = np.concatenate((items_out, items_out))
-                    values_out = np.concatenate((values_out, values_out))
-                items_out[total], values_out[total] = found[p], w[p]
+                if total == found.size:
+                    found, values = doubled(found), doubled(values)
+                found[total], values[total] = items[p], w[p]
                 total += 1
                 lengths[j - start] += 1
-    return lengths, items_out[:total].copy(), values_out[:total].copy()
+    return lengths, found[:total].copy(), values[:total].copy()
 
 
-def slim_weights(G: scipy.sparse.csr_matrix, l1: float, l2: float, neighbors: int | None) -> scipy.sparse.csr_matrix:
-    """Return the weights of SLIM: float32 [N, N], a user's scores are X_u W.
+def slim_weights(
+    G: scipy.sparse.csr_matrix,
+    l1: float,
+    l2: float,
+    neighbors: int | None = None,
+    tolerance: float = TOLERANCE,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> scipy.sparse.csr_matrix:
+    """Return the weights of SLIM, W float64 [N, N]. A user's scores are X_u W.
 
     Parameters
     ----------
-    G : float32 [N, N], X^T X with sorted columns
+    G : float32 [N, N], X^T X with ascending columns
     l1, l2 : weights of the penalties
     neighbors : only this many items, the nearest by cosine, can have a weight in a column; None for all
+    tolerance : largest distance of a coordinate from its best value, given the others
+    progress : called with the number of columns that are done and of all
     """
     N = G.shape[0]
     gram = Gram(G.indptr.astype(np.int64), G.indices, G.data, G.diagonal().astype(np.float64))
-    blocks = dict[int, tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]]()
+    penalty = Penalty(float(l1), float(l2), tolerance)
+    blocks = dict[int, tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]]()
 
     def columns(start: int) -> None:
         stop = min(start + COLUMNS_PER_TASK, N)
-        blocks[start] = slim_columns(start, stop, gram, float(l1), float(l2), N if neighbors is None else neighbors)
+        blocks[start] = slim_columns(start, stop, gram, N if neighbors is None else neighbors, penalty)
 
     starts = range(0, N, COLUMNS_PER_TASK)
-    threads.run(partial(columns, start) for start in starts)
+    for first in range(0, len(starts), TASKS_PER_REPORT):
+        threads.run(partial(columns, start) for start in starts[first : first + TASKS_PER_REPORT])
+        progress(min((first + TASKS_PER_REPORT) * COLUMNS_PER_TASK, N), N)
     lengths, items, values = (np.concatenate([blocks[start][part] for start in starts]) for part in range(3))
     W = matrix(lengths, items, values, (N, N)).T.tocsr()
     W.sort_indices()
