@@ -13,7 +13,7 @@ BYTES = 16  # of an entry: a column and a value, twice while the rows are joined
 
 
 def least_memory(n_users: int, n_items: int, nnz: int) -> int:
-    """Return the bytes if all users have the same number of items, and no two users the same pair; see `cooccurrences`."""
+    """Return the bytes for `cooccurrences` if all users have the same number of items; otherwise it may need more."""
     return BYTES * min(n_items**2, nnz**2 // max(n_users, 1))
 
 

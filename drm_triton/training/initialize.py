@@ -22,7 +22,8 @@ from drm_triton.kernels.torch_threads import one_torch_thread
 NORMAL_SCALE = 0.1  # typical norm of a row: far inside the unit ball
 SPECTRAL_NORM = 0.9  # norm of spectral rows: just inside the unit ball
 OVERSAMPLING = 16  # extra columns of the subspace (Halko, Martinsson and Tropp, 2011)
-POWER_ITERATIONS = 4  # refinements of the subspace
+POWER_ITERATIONS = 4  # refinements of the subspace: enough for the start of a training
+MORE_ITERATIONS = 16  # where the singular vectors are the result
 BLOCK_ROWS = 8192  # rows of a table multiplied at a time
 BLOCKS_AT_ONCE = 32  # blocks whose inner products are held before they are added up
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def spectral(train: CSR, d: int, seed: int, device: torch.device = CPU) -> tuple
     orthonormalised in place through the small matrix of their inner products.
     """
     with one_torch_thread():
-        B, Y, S, W = _subspace(train, d, seed, device)
+        B, Y, S, W = _subspace(train, d, seed, device, POWER_ITERATIONS)
         root = S.sqrt()
         inverse = torch.where(_within_rank(S), 1 / root, 0)
         _times(B, W * inverse)
@@ -61,12 +62,14 @@ def spectral(train: CSR, d: int, seed: int, device: torch.device = CPU) -> tuple
 def right_singular_vectors(train: CSR, d: int, seed: int, device: torch.device = CPU) -> Tensor:
     """Return the d leading right singular vectors Q of A, see `spectral`, or as many as its rank: float32 [N, d]."""
     with one_torch_thread():
-        _, Y, S, W = _subspace(train, d, seed, device)
+        _, Y, S, W = _subspace(train, d, seed, device, MORE_ITERATIONS)
         _times(Y, W)
     return Y[:, : min(d, int(_within_rank(S).sum()))].contiguous()
 
 
-def _subspace(train: CSR, d: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _subspace(
+    train: CSR, d: int, seed: int, device: torch.device, iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return B [M, r], Y [N, r], S [r] and W [r, r] with A = B Y^T = P S Q^T, P S = B W and Q = Y W, approximately."""
     R = train.to_scipy(np.bool_)
     by_user, by_item = _rows(R, device), _rows(R.T.tocsr(), device)
@@ -74,7 +77,7 @@ def _subspace(train: CSR, d: int, seed: int, device: torch.device) -> tuple[Tens
     rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
     Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32)).to(device)
-    for _ in range(POWER_ITERATIONS):
+    for _ in range(iterations):
         X = _product(by_user, user_weight, item_weight, Y)
         del Y  # before the next table is allocated
         _orthonormalise(X)
