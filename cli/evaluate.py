@@ -7,18 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from drm_triton import atomic
-from drm_triton.base_config import MAX_CUT_OFF
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
+from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
+
+DEFAULT_K = ",".join(map(str, CUT_OFFS))
 
 
 def evaluate(
     run: RunArgument,
-    on: Annotated[str, typer.Option(help="Split part to measure on: valid or test.")] = "test",
-    k: Annotated[str, typer.Option("--k", help="Cut-offs K of the metrics, separated by commas.")] = ",".join(
-        map(str, CUT_OFFS)
-    ),
+    on: OnOption = "test",
+    k: Annotated[
+        str | None,
+        typer.Option(
+            "--k",
+            help=rf"Cut-offs K of the metrics, separated by commas. \[{DEFAULT_K}; for a public split also {K}]",
+            show_default=False,
+        ),
+    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -29,7 +37,14 @@ def evaluate(
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: Annotated[int, typer.Option(help="Leave out users with fewer training items than this.")] = MIN_TRAIN,
+    min_train: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out users with fewer training items than this. "
+            rf"\[{MIN_TRAIN}; for a public split {LEAST_TRAIN}]",
+            show_default=False,
+        ),
+    ] = None,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
@@ -40,12 +55,20 @@ def evaluate(
             help="Also print metrics for groups of users by number of training items, and plot them in RUN.",
         ),
     ] = False,
+    beyond_accuracy: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-accuracy",
+            help="Also measure novelty, diversity, popularity and the exposure of items.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
     """Rank all unseen items for every user and compare the ranking with the held-out items.
 
-    A user's training items are left out of the ranking. With --on test, the validation items are left out too.
+    A user's training items are left out of the ranking. With --on test, the validation items are left out too. For a
+    public split, the results that others published are printed beside the model's.
 
     Examples:
 
@@ -54,44 +77,43 @@ def evaluate(
       drm-triton evaluate runs/melon --k 5,20 --json
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
+
+      drm-triton evaluate runs/melon --beyond-accuracy
     """
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
-    from drm_triton.errors import InputError
-    from drm_triton.models import load
     from drm_triton.ranking.evaluate import by_activity as grouped
     from drm_triton.ranking.evaluate import evaluate as measure
     from drm_triton.ranking.evaluate import popularity_ranker
-    from drm_triton.training.run import dataset_of
+    from drm_triton.ranking.held_out import HeldOut
 
-    if on not in ("valid", "test"):
-        raise InputError(f"--on must be valid or test, got {on!r}")
-    cut_offs = _cut_offs(k)
-    if min_train < 0:
-        raise InputError(f"--min-train must be at least 0, got {min_train}")
+    cut_offs = None if k is None else parse_cut_offs(k)
+    if min_train is not None:
+        check_min_train(min_train)
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
-    model = load(run)
-    data = dataset_of(run, None if dataset is None else find_dataset(dataset))
-    if not model.was_fit_on(data):
-        raise InputError(f"{run} was not trained on {data.path}; give the data set of the training with --dataset")
-    held_out = getattr(data, on)
-    if on in model.config.fit_parts:
-        raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
-    seen = data.train.union(data.valid) if on == "test" else data.train
-
+    measured = HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
+    model, data = measured.model, measured.data
+    default_ks, default_min_train = protocol(data.meta)
+    cut_offs = list(default_ks) if cut_offs is None else cut_offs
+    min_train = default_min_train if min_train is None else min_train
+    published = leaderboard(data.meta) if on == "test" else []
     reporter = FlagReporter(quiet=quiet or as_json)
-    with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
-        result = measure(
-            model.ranker(), seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
-        )
-    popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
+    result = measured.evaluate(cut_offs, min_train, reporter, beyond_accuracy=beyond_accuracy)
+    baseline = popularity_ranker(model.interactions.train)
+    popularity = measure(
+        baseline, measured.seen, measured.relevant, cut_offs, min_train, beyond_accuracy=beyond_accuracy
+    ).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
         atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
     if not as_json:
         _print_table(result.means, popularity, cut_offs, len(result.per_user))
+        if published and K in cut_offs:
+            _print_leaderboard(result.means, published)
     report: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
+    if published:
+        report["published"] = [row.to_dict() for row in published]
     if by_activity:
         metric = f"ndcg@{cut_offs[0]}"
         groups = grouped(result)
@@ -106,21 +128,6 @@ def evaluate(
         print(json.dumps(report))
 
 
-def _cut_offs(text: str) -> list[int]:
-    """Parse cut-offs that are separated by commas."""
-    from drm_triton.errors import InputError
-
-    try:
-        ks = sorted({int(cut_off) for cut_off in text.split(",")})
-    except ValueError:
-        ks = []
-    if not ks or min(ks) < 1 or max(ks) > MAX_CUT_OFF:
-        raise InputError(
-            f"--k must be cut-offs from 1 to {MAX_CUT_OFF} separated by commas, for example 10,50; got {text!r}"
-        )
-    return ks
-
-
 def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list[int], users: int) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -132,6 +139,21 @@ def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list
     for cut_off in ks:
         for name in (name for name in means if name.endswith(f"@{cut_off}")):
             table.add_row(name, f"{means[name]:.4f}", f"{popularity[name]:.4f}")
+    Console().print(table)
+
+
+def _print_leaderboard(means: dict[str, float], published: list[Result]) -> None:
+    """Print the model among the published results, in ascending order of recall."""
+    from rich.console import Console
+    from rich.table import Table
+
+    own = Result("this model", means[f"recall@{K}"], means[f"ndcg@{K}"], "")
+    table = Table(title="results for this split")
+    for name in ("model", f"recall@{K}", f"ndcg@{K}", "from"):
+        table.add_column(name, justify="right" if "@" in name else "left")
+    for row in sorted([*published, own], key=lambda row: row.recall):
+        style = "bold" if row is own else None
+        table.add_row(row.model, f"{row.recall:.4f}", f"{row.ndcg:.4f}", row.source, style=style)
     Console().print(table)
 
 

@@ -167,8 +167,9 @@ def incidence_of(interactions: CSR) -> Incidence:
     return Incidence(
         by_item.indptr.astype(np.int64),
         by_item.indices.astype(np.int32, copy=False),
-        np.asarray(interactions.indptr, np.int64),
-        np.asarray(interactions.indices, np.int32),
+        # Copies: the arrays of a stored data set are read-only, for which the kernels would be compiled once more.
+        np.array(interactions.indptr, np.int64),
+        np.array(interactions.indices, np.int32),
     )
 
 

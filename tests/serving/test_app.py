@@ -170,7 +170,7 @@ def test_health(client: Client, score: str) -> None:
     health = get(client, "/health")
     assert health.pop("version").count(".") >= 1
     sizes = {"users": N_USERS, "items": N_ITEMS, "factors": 8}
-    assert health == {"status": "ok", "model": f"{score}-model", "score": score, **sizes}
+    assert health == {"status": "ok", "model": f"{score}-model", "kind": "drm", "score": score, **sizes}
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

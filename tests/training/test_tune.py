@@ -73,7 +73,7 @@ def test_what_a_study_leaves(six: Study, data: Dataset) -> None:
     assert [float(row["lr"]) for row in rows] == [record["lr"] for record in records]
     environment = json.loads((six.path / "env.json").read_text())
     assert environment["data"]["checksum"] == data.checksum
-    assert environment["base"] == TrainConfig(**TINY).to_dict()
+    assert environment["base"] == {"model": "drm", **TrainConfig(**TINY).to_dict()}
     assert environment["space"] == FEW
     assert sorted(path.name for path in six.path.iterdir()) == [
         "best.toml", "env.json", "space.toml", "trials.csv", "trials.jsonl"
