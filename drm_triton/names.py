@@ -18,6 +18,7 @@ CovForm = Literal["decorrelate", "printed"]
 BackendName = Literal["reference", "triton", "cpu"]
 BackendChoice = Literal["auto", "cpu", "triton", "reference"]
 Output = Literal["sampled", "full"]  # items that the loss of an autoencoder is computed for
+SimilarityName = Literal["cosine", "jaccard", "dice"]  # of items, by the users that they share
 SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
 SplitPart = Literal["train", "valid", "test"]
 FitOn = Literal["train", "train+valid", "all"]
