@@ -16,6 +16,7 @@ from drm_triton.config import TrainConfig, check_names, of_trained_model
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
+from drm_triton.kernels.precision import table_type, widened
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import (
     CUT_OFFS,
@@ -27,6 +28,7 @@ from drm_triton.names import (
     InteractionWeights,
     Negatives,
     ObjectiveName,
+    Precision,
     Schedule,
     Score,
     Unknown,
@@ -110,6 +112,9 @@ class DRM:
         Length of the user and item vectors, d.
     init : {"spectral", "normal"}, default "spectral"
         Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).
+    precision : {"float32", "bfloat16"}, default "float32"
+        Number format of the factor tables in training. With bfloat16, they take half the memory on a GPU, and each row
+        is rounded at random after its step. On the CPU, rows are rounded as on a GPU, and no memory is saved.
     rho : int, default 1
         Number of positives in a training list: items that its user has.
     negatives : {"sampled", "all"}, optional
@@ -197,6 +202,7 @@ class DRM:
         score: Score | None = None,
         factors: int = 64,
         init: Init = "spectral",
+        precision: Precision = "float32",
         rho: int = 1,
         negatives: Negatives | None = None,
         pool: int = 32768,
@@ -234,6 +240,7 @@ class DRM:
                 score=score,
                 factors=factors,
                 init=init,
+                precision=precision,
                 rho=rho,
                 negatives=negatives,
                 pool=pool,
@@ -320,14 +327,16 @@ class DRM:
             warm_up(self.config, backend, device)
         if state is None:
             state = initial_state(self.config, fit, device)
-        state = train(state.to(device), self.config, dataset, fit, backend, [*callbacks, keeper], on_batch)
+        state = state.to(device, table_type(self.config.precision, backend.name))
+        state = train(state, self.config, dataset, fit, backend, [*callbacks, keeper], on_batch)
         if isinstance(keeper, Run):
             if state.position:  # stopped within an epoch
                 check_factors(state, self.config)
                 keeper.save(state)
             keeper.draw_curves()
             return self._become(DRM.load(keeper.path))
-        self._factors = keeper.factors or (state.U, state.V)
+        U, V = keeper.factors or (state.U, state.V)
+        self._factors = widened(U), widened(V)
         self._interactions = interactions_only(dataset, fit)
         return self
 
@@ -492,7 +501,7 @@ class DRM:
         """
         data, (backend, _) = self.interactions, self.backend()
         codes = data.encode_items(items)
-        return similar_frame(backend, "item", codes, data.item_ids, self.item_factors, self.config.score_in_force, k)
+        return similar_frame(backend, "item", codes, data.item_ids, self.item_factors, self.config, k)
 
     def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
         """Return the k users most similar to each given user, as `similar_items` does for items.
@@ -523,7 +532,7 @@ class DRM:
             codes,
             data.user_ids,
             self.user_factors,
-            self.config.score_in_force,
+            self.config,
             k,
             np.flatnonzero(trained),
         )

@@ -12,6 +12,7 @@ Negatives = Literal["sampled", "all"]
 InteractionWeights = Literal["off", "raw", "log", "bm25"]  # how a data set's weights enter the loss
 UserSampling = Literal["proportional", "uniform"]
 Init = Literal["spectral", "normal"]
+Precision = Literal["float32", "bfloat16"]  # of the factor tables in training
 Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
 BackendName = Literal["reference", "triton", "cpu"]

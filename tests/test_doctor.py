@@ -26,6 +26,7 @@ from drm_triton.kernels.protocol import (
     ListPlan,
     Objective,
     PackedItems,
+    Rounding,
     SeenItems,
 )
 from drm_triton.names import Score
@@ -123,15 +124,27 @@ def altered(**operations: object) -> SimpleNamespace:
 
 
 def wrong_step(
-    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
-    reference.update_rows(table, state, terms, 1.01 * lr, score, dense)
+    reference.update_rows(table, state, terms, 1.01 * lr, score, dense, rounding)
 
 
 def wrong_on_the_sphere(
-    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
-    reference.update_rows(table, state, terms, lr, "dot" if score == "cosine" else score, dense)
+    reference.update_rows(table, state, terms, lr, "dot" if score == "cosine" else score, dense, rounding)
 
 
 def wrong_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:

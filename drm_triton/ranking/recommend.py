@@ -32,7 +32,7 @@ from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
-from drm_triton.names import Score, Unknown
+from drm_triton.names import Unknown
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 
@@ -259,7 +259,7 @@ def similar_frame(
     codes: NDArray[np.int32],
     ids: pl.Series,
     factors: Tensor,
-    score: Score,
+    config: TrainConfig,
     k: int,
     candidates: NDArray[np.int64] | None = None,
 ) -> pl.DataFrame:
@@ -272,13 +272,13 @@ def similar_frame(
     codes : int32 [m], rows to find similar rows for
     ids : external ids of all rows
     factors : float32 [N, d], factors of all rows
-    score : score of the model
+    config : that of the model
     k : number of similar rows for each
     candidates : ascending row numbers to choose from; None for all rows
     """
     check_k(f"similar_{kind}s", k)
-    vectors = similarity_vectors(factors, score)
-    index = TopKIndex(backend, vectors, score, candidates)
+    vectors = similarity_vectors(factors, config)
+    index = TopKIndex(backend, vectors, config.score_in_force, candidates)
     itself = CSR(np.arange(len(codes) + 1), codes, (len(codes), len(ids)))
     queries = vectors[to_device(torch.from_numpy(codes), vectors.device)]
     similar, scores = index.search(queries, min(k, len(index)), itself)

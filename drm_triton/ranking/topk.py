@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.kernels import devices
 from drm_triton.kernels.checks import check_top_k
@@ -84,10 +85,13 @@ def _to_host(rows: Tensor, scores: Tensor) -> tuple[NDArray[np.int32], NDArray[n
     return both[0], both[1].view(np.float32)
 
 
-def similarity_vectors(factors: Tensor, score: Score) -> Tensor:
+def similarity_vectors(factors: Tensor, config: TrainConfig) -> Tensor:
     """Return the table whose rows are compared with each other to find similar items or users: [N, d].
 
     Under `dot` the rows are scaled to length 1, so that their score is the cosine: the length of a factor reflects
-    popularity. Under `l2` they are the factors themselves, and the score is -||v - w||^2.
+    popularity. Under `cosine` they have this length already, except those rounded to bfloat16. Under `l2` they are the
+    factors themselves, and the score is -||v - w||^2.
     """
-    return torch.nn.functional.normalize(factors) if score == "dot" else factors
+    score = config.score_in_force
+    scaled = score == "dot" or (score == "cosine" and config.precision == "bfloat16")
+    return torch.nn.functional.normalize(factors) if scaled else factors

@@ -135,7 +135,7 @@ class Engine:
             None if data.item_titles is None else data.item_titles.cast(pl.String).to_list()
         )
         self.by_popularity: list[int] = popular_items(data.train, data.n_items).tolist()
-        self.similarity = similarity_vectors(self.item_factors, config.score_in_force)
+        self.similarity = similarity_vectors(self.item_factors, config)
 
         backend, _ = model.backend()
         item_index = TopKIndex(backend, self.item_factors, config.score_in_force)

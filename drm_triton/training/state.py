@@ -16,7 +16,7 @@ LOSS_SUMS = ("loss", *LOSSES)
 class State:
     """Everything that training changes. Training continues from a saved state as if it had never been interrupted."""
 
-    U: Tensor  # [M, d] user factors
+    U: Tensor  # [M, d] user factors, bfloat16 on a GPU with `precision` bfloat16
     V: Tensor  # [N, d] item factors
     U_state: Tensor  # Adagrad's sums of squared gradients, shaped like U and V
     V_state: Tensor
@@ -30,12 +30,12 @@ class State:
     best_epoch: int | None = None
     stale: int = 0  # validations since the best one
 
-    def to(self, device: torch.device) -> "State":
-        """Move the tensors to a device."""
+    def to(self, device: torch.device, tables: torch.dtype | None = None) -> "State":
+        """Move the tensors to a device, and the factors to the type `tables`."""
         self.read_losses()
         self.unread = None
         for name in ("U", "V", "U_state", "V_state"):
-            setattr(self, name, getattr(self, name).to(device))
+            setattr(self, name, getattr(self, name).to(device, tables if name in ("U", "V") else None))
         return self
 
     def read_losses(self) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from drm_triton import DRM
+from drm_triton import DRM, TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.kernels import get_backend
 from drm_triton.names import Score
@@ -41,8 +41,12 @@ def test_candidates_are_the_rows_that_remain_of_a_full_search(score: Score) -> N
 
 def test_similarity_is_the_cosine_or_the_distance() -> None:
     factors = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    torch.testing.assert_close(similarity_vectors(factors, "dot"), torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
-    assert similarity_vectors(factors, "l2") is factors
+    scaled = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
+    torch.testing.assert_close(similarity_vectors(factors, TrainConfig(score="dot")), scaled)
+    assert similarity_vectors(factors, TrainConfig(score="l2")) is factors
+    assert similarity_vectors(factors, TrainConfig(score="cosine")) is factors  # they would have length 1
+    of_bfloat16 = similarity_vectors(factors, TrainConfig(score="cosine", precision="bfloat16"))
+    torch.testing.assert_close(of_bfloat16, scaled)
 
 
 def test_items_are_packed_once_for_all_blocks(models: dict[str, DRM], monkeypatch: pytest.MonkeyPatch) -> None:
