@@ -16,7 +16,7 @@ from drm_triton.kernels.gpu.rounding import rounded, rounding_bits, widened
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, Rounding
 from drm_triton.names import Score
 from tests.kernels.conftest import assert_awkward_numbers_survive, awkward_numbers, check_rounding
-from tests.kernels.gpu.conftest import DEVICE, factors, int32
+from tests.kernels.gpu.conftest import DEVICE, INTERPRETED, factors, int32
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tests.kernels.gpu.conftest import DEVICE, factors, int32
     ],
 )
 def test_update_rows(d: int, score: Score, with_dense: bool, share: int, tables: torch.dtype) -> None:
-    check_rounding(gpu, tables, score, d, with_dense, share, DEVICE)
+    check_rounding(gpu, tables, score, d, with_dense, share, DEVICE, compiled=not INTERPRETED)
 
 
 def test_the_step_may_be_a_number_on_the_device() -> None:
@@ -81,6 +81,7 @@ def test_gradients_and_ranks_of_bfloat16_are_those_of_their_values_in_float32(sc
     batch, objective = ListBatch(int32(0, 3, 1), items), Objective(2, score)
     got = gpu.list_gradients(U, V, batch, objective)
     want = gpu.list_gradients(U.float(), V.float(), batch, objective)
-    assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(got, want, strict=True))
+    for a, b in zip(got, want, strict=True):  # compiled kernels may add in another order
+        torch.testing.assert_close(a, b, rtol=0, atol=0 if INTERPRETED else 1e-5)
     ranked = gpu.top_k(U, gpu.pack_items(V, score), 3)
     assert all(map(torch.equal, ranked, gpu.top_k(U.float(), gpu.pack_items(V.float(), score), 3)))
