@@ -13,6 +13,7 @@ InteractionWeights = Literal["off", "raw", "log", "bm25"]  # how a data set's we
 UserSampling = Literal["proportional", "uniform"]
 NegativeSampling = Literal["uniform", "popularity"]
 Init = Literal["spectral", "normal"]
+Precision = Literal["float32", "bfloat16"]  # of the factor tables in training
 Schedule = Literal["linear", "constant"]
 CovForm = Literal["decorrelate", "printed"]
 BackendName = Literal["reference", "triton", "cpu"]
