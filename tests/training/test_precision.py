@@ -83,10 +83,10 @@ def test_tables_are_of_bfloat16_in_memory_except_on_the_cpu(data: Dataset) -> No
     """The model has float32, whatever the tables were."""
     types = {}
     for backend in ("cpu", "reference"):
-        seen = []
+        seen: list[torch.dtype] = []
 
         def note(end: EpochEnd, seen: list[torch.dtype] = seen) -> None:
-            seen += [end.state.U.dtype, end.state.V_state.dtype]
+            seen += [end.state.tensors()[name].dtype for name in ("user_factors", "item_state")]
 
         model = DRM(**{**CATALOGUE, "epochs": 1, "backend": backend}).fit(data, [note])
         assert model.item_factors.dtype == torch.float32
