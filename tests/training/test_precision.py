@@ -83,7 +83,7 @@ def test_tables_are_of_bfloat16_in_memory_except_on_the_cpu(data: Dataset) -> No
     """The model has float32, whatever the tables were."""
     types = {}
     for backend in ("cpu", "reference"):
-        seen = []
+        seen: list[torch.dtype] = []
 
         def note(end: EpochEnd, seen: list[torch.dtype] = seen) -> None:
             seen += [end.state.U.dtype, end.state.V_state.dtype]
