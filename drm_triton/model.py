@@ -289,6 +289,11 @@ class DRM(FactorRecommender[TrainConfig]):
         """Return the factors as float32, without Adagrad's sums."""
         return {name: widened(tensors[name]) for name in ("user_factors", "item_factors")}
 
+    def placed(self, tensors: Tensors) -> Tensors:
+        """Return the factors on the device of the backend."""
+        _, device = self.backend()
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return user factors [M, d] and item factors [N, d]."""
         return tensors["user_factors"], tensors["item_factors"]

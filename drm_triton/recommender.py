@@ -113,6 +113,10 @@ class Recommender(ABC, Generic[C]):
         """Return what a fitted model needs of the tensors of a training state."""
         return tensors
 
+    def placed(self, tensors: Tensors) -> Tensors:
+        """Return what was learned on the device where the model needs it."""
+        return tensors
+
     def warm_up(self) -> None:
         """Compile the kernels that training uses."""
 
@@ -169,7 +173,7 @@ class Recommender(ABC, Generic[C]):
                 keeper.save(state)
             keeper.draw_curves()
             return self._become(type(self).load(keeper.path))
-        self._tensors = keeper.tensors or self.learned(state.tensors())
+        self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
         self._interactions = interactions_only(dataset, fit)
         return self
 
@@ -384,8 +388,7 @@ class Recommender(ABC, Generic[C]):
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
         model._interactions = Dataset.load(place / "data")
-        _, device = model.backend()
-        model._tensors = {name: tensor.to(device) for name, tensor in model.learned(tensors).items()}
+        model._tensors = model.placed(model.learned(tensors))
         model._check_sizes(str(place))
         model._check_finite(str(place))
         return model

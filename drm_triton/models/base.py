@@ -137,7 +137,33 @@ class EpochModel(Recommender[C]):
 
 
 class FactorModel(EpochModel[C], FactorRecommender[C]):
-    """A model of user and item vectors that is trained epoch by epoch."""
+    """A model of user and item vectors that is trained epoch by epoch.
+
+    What it has learned stays on the CPU, where it is trained. The vectors that rank are on the device of the backend.
+    """
+
+    _on_device: tuple[Tensors, Tensor, Tensor] | None = None  # what was learned, and its vectors
+
+    @property
+    def user_factors(self) -> Tensor:
+        """User factors U, float32 [M, d]."""
+        return self._factors()[0]
+
+    @property
+    def item_factors(self) -> Tensor:
+        """Item factors V, float32 [N, d]."""
+        return self._factors()[1]
+
+    def new_queries(self, liked: CSR) -> Tensor:
+        """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
+        return self.fold_in_items(liked).to(self.backend()[1])
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        if self._on_device is None or self._on_device[0] is not self.tensors:
+            device = self.backend()[1]
+            U, V = self.factors(self.tensors)
+            self._on_device = self.tensors, U.to(device), V.to(device)
+        return self._on_device[1:]
 
     def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
         """Return the ranker of a model in training."""
