@@ -125,7 +125,7 @@ def block_step(
 
 def ridge_of(cells: Cells, U: Tensor) -> float:
     """Return sum_u L_u ||U_u||^2."""
-    return float(cells.ridge.double() @ U.double().square().sum(1))
+    return float(cells.ridge.double() @ torch.linalg.vector_norm(U, dim=1).double().square())
 
 
 class ALSModel(FactorModel[C]):

@@ -47,8 +47,9 @@ class IALS(ALSModel[IALSConfig]):
 
     def ridge(self, degrees: NDArray[np.int64], others: int) -> NDArray[np.float64]:
         """Return the ridge of rows with these numbers of interactions, out of `others`."""
-        scale: NDArray[np.float64] = degrees + self.config.unobserved_weight * others
-        return self.config.regularization * scale**self.config.ridge_power
+        weight = degrees.astype(np.float64) + self.config.unobserved_weight * others
+        ridge: NDArray[np.float64] = self.config.regularization * weight**self.config.ridge_power
+        return ridge
 
     @property
     def block(self) -> int:

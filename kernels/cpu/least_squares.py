@@ -5,7 +5,7 @@ A row is computed in the same way whatever the other rows are, and whichever thr
 
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.cpu.runtime import threads
-from drm_triton.kernels.cpu.runtime.jit import inline, kernel
+from drm_triton.kernels.cpu.runtime.arrays import empty
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, padded
 from drm_triton.kernels.cpu.runtime.symmetric import (
     add_gram,
@@ -28,6 +29,7 @@ from drm_triton.kernels.cpu.runtime.symmetric import (
 from drm_triton.kernels.least_squares import NEGLIGIBLE, Systems
 
 CHUNK = 64  # cells of a long row that are gathered at the same time: they stay in the first level of the cache
+AHEAD = 2  # rows between the prefetch of their cells and their use
 TASKS = 64  # parts of about the same cost that threads share
 CELLS_PER_TASK = 1 << 16  # scores that a thread computes at once
 f32 = np.float32
@@ -172,9 +174,9 @@ def solve_range(start, stop, systems):
     longest = 0
     for u in range(start, stop):
         longest = max(longest, systems.indptr[u + 1] - systems.indptr[u])
-    cells = padded(min(longest, max(width, CHUNK)), 4)
+    gathered = padded(min(longest, max(width, CHUNK)), 4)
     buffers = Buffers(
-        aligned(cells, width + LANES, table),
+        aligned(gathered, width + LANES, table),
         aligned(1, width, table)[0],
         aligned(1, width, table)[0],
         aligned(1, width, table)[0],
@@ -188,6 +190,10 @@ def solve_range(start, stop, systems):
     for first in range(start, stop, ROWS):
         last = min(first + ROWS, stop)
         for u in range(first, last):
+            if u + AHEAD < stop:
+                cells = systems.indptr[u + AHEAD]
+                for cell in range(cells, min(cells + CHUNK, systems.indptr[u + AHEAD + 1])):
+                    prefetch_row(table, systems.indices[cell])
             solve_row(u, systems, buffers, buffers.x[u - first])
         buffers.rotated[:] = f32(0)
         add_product(buffers.x, systems.basis, buffers.rotated)
@@ -209,16 +215,16 @@ def score_range(start, stop, indptr, indices, U, V, scores):
 def solve_rows(systems: Systems) -> tuple[Tensor, Tensor]:
     """Solve all systems, which are float32; see `drm_triton.kernels.least_squares.solve_rows`."""
     n_rows, width = len(systems.ridge), systems.table.shape[1]
-    solution, gain = torch.empty(n_rows, width), torch.empty(n_rows)
+    solution, gain = empty(torch.float32, n_rows, width), torch.empty(n_rows)
     linear = torch.empty(0, width) if systems.linear is None else systems.linear
     tensors = systems._replace(linear=linear)
-    arrays = [value.numpy() if isinstance(value, Tensor) else value for value in tensors]
+    arrays: list[Any] = [value.numpy() if isinstance(value, Tensor) else value for value in tensors]
     n = np.diff(arrays[0]).astype(np.float64)
     unknowns = np.minimum(n, width)
     # Relative to the multiply-adds of the Gram matrix, those of the rest are slower.
     cost = n * unknowns * width / 2 + unknowns**3 / 2 + 2 * width**2 + 4 * n * width + 20_000
     threads.run(
-        partial(solve_range, start, stop, SystemArrays(*arrays, solution.numpy(), gain.numpy()))
+        partial(solve_range, start, stop, SystemArrays._make([*arrays, solution.numpy(), gain.numpy()]))
         for start, stop in _shares(cost, TASKS)
     )
     return solution, gain

@@ -26,7 +26,14 @@ def random_interactions(n_users: int, n_items: int, density: float = 0.1, seed: 
     """Return random interactions. User 0 has no items, user 1 all of them, and item 0 has only that user."""
     chosen = np.random.default_rng(seed).random((n_users, n_items)) < density
     chosen[:, 0], chosen[0], chosen[1] = False, False, True
-    return CSR.from_pairs(*np.nonzero(chosen), (n_users, n_items))
+    users, items = np.nonzero(chosen)
+    return CSR.from_pairs(users, items, (n_users, n_items))
+
+
+def full(n_users: int, n_items: int) -> CSR:
+    """Return all interactions."""
+    users, items = np.nonzero(np.ones((n_users, n_items)))
+    return CSR.from_pairs(users, items, (n_users, n_items))
 
 
 def normal(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -224,7 +231,7 @@ def test_new_users_have_the_same_bits_in_any_batch() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 4)])
 def test_tiny_sets(shape: tuple[int, int]) -> None:
-    rows = CSR.from_pairs(*np.nonzero(np.ones(shape)), shape)
+    rows = full(*shape)
     for model in (WMF(factors=3), IALS(factors=3, block=2)):
         tensors = fitted(model, rows, 3)
         s = tensors["user_factors"] @ tensors["item_factors"].T

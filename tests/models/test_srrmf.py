@@ -13,7 +13,7 @@ from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.models import SRRMF
 from drm_triton.models import srrmf as module
 from drm_triton.models.srrmf import item_step, items_of, user_step
-from tests.models.test_als import CASE, U, V, by_item, random_interactions
+from tests.models.test_als import CASE, U, V, by_item, full, random_interactions
 
 LAM, RHO = 0.3, 0.2
 
@@ -123,8 +123,7 @@ def test_new_users_are_fitted_as_users_are_and_have_the_same_bits_in_any_batch()
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 4)])
 def test_users_with_all_items_have_no_pairs(shape: tuple[int, int]) -> None:
-    rows = CSR.from_pairs(*np.nonzero(np.ones(shape)), shape)
-    model = SRRMF(factors=3)
+    rows, model = full(*shape), SRRMF(factors=3)
     tensors = model.start(rows)
     assert model.epoch(tensors, rows, 0, lambda done, total: None)["loss"] == pytest.approx(0, abs=1e-20)
     assert (tensors["user_factors"] == 0).all()
