@@ -10,8 +10,9 @@ common savings are measured here:
   float32, and is rounded: up or down at random, with probabilities that make the mean exact (stochastic), or to the
   nearest bfloat16.
 
-The trainer has stochastic bfloat16 (`precision`). The other savings are an update in plain torch, with the gradients of
-the CPU backend.
+The variants are an update in plain torch, with the gradients of the CPU backend. Of the savings, the trainer has
+stochastic bfloat16 (`precision`). The variants called trainer are its own kernels, whose rounding differs, and their
+ratio is to each other.
 
 With d factors, a row takes 8 d bytes in float32, 4 d + 4 with row, 6 d with bfloat16, and 2 d + 4 with both.
 
@@ -54,6 +55,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16, stochastic": {"precision": "bfloat16"},
     "bfloat16, nearest": {"precision": "bfloat16", "nearest": True},
     "row, bfloat16, stochastic": {"by_row": True, "precision": "bfloat16"},
+    "trainer, float32": {"trainer": True},
+    "trainer, bfloat16": {"trainer": True, "precision": "bfloat16"},
 }
 
 
@@ -103,6 +106,7 @@ def train_and_measure(
     by_row: bool = False,
     precision: Precision = "float32",
     nearest: bool = False,
+    trainer: bool = False,
 ) -> dict[str, float]:
     """Train once; return the metrics on test."""
     config = TrainConfig.from_mapping(
@@ -120,7 +124,7 @@ def train_and_measure(
     backend: Any = cpu
     if by_row:
         state.U_state, state.V_state = state.U_state[:, :1].clone(), state.V_state[:, :1].clone()
-    if by_row or nearest:
+    if not trainer:
         backend = SimpleNamespace(**{**vars(cpu), "update_rows": partial(update_rows, nearest=nearest)})
     train(state, config, data, fit, backend)
     means = evaluate(factor_ranker(cpu, state.U, state.V, config.score_in_force), fit, data.test).means
@@ -137,7 +141,8 @@ def measure(data: Dataset, name: str, objective: str, variant: str, seed: int) -
     task = {"set": name, "objective": objective, "variant": variant, "seed": seed}
     if any({key: row[key] for key in task} == task for row in finished()):
         return
-    row = {**task, **train_and_measure(data, objective, seed, **VARIANTS[variant])}
+    results = train_and_measure(data, objective, seed, **VARIANTS[variant])
+    row = {**task, **results, "processor": environment()["processor"]}
     with open(TRIALS, "a") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row), flush=True)
@@ -145,15 +150,21 @@ def measure(data: Dataset, name: str, objective: str, variant: str, seed: int) -
 
 def report(rows: list[dict[str, Any]]) -> str:
     """Return a table for each set and objective: means over the seeds, and their ratios to float32."""
-    found = environment()
+    processors = {
+        name: dict.fromkeys(row["variant"] for row in rows if row["processor"] == name)
+        for name in dict.fromkeys(row["processor"] for row in rows)
+    }
     lines = [
         "# Less memory for factors and Adagrad's sums",
         "",
         "Means on test over the seeds, with the defaults of each objective, and in brackets the mean over the seeds of",
         "the ratio to float32 with the same seed ± its standard error.",
-        f"{found['processor']}, {found['date'][:10]}; `python -m bench.precision`.",
+        f"Written on {environment()['date'][:10]} by `python -m bench.precision`. Processors:",
+        "",
+        *(f"- {name}: {'; '.join(variants)}" for name, variants in processors.items()),
     ]
-    least = dict.fromkeys(VARIANTS, 1.0)
+    measured = [variant for variant in VARIANTS if any(row["variant"] == variant for row in rows)]
+    least = dict.fromkeys(measured, 1.0)
     for name, objective in dict.fromkeys((row["set"], row["objective"]) for row in rows):
         lines += [
             "",
@@ -168,14 +179,15 @@ def report(rows: list[dict[str, Any]]) -> str:
                 for row in rows
                 if (row["set"], row["objective"], row["variant"]) == (name, objective, variant)
             }
-            for variant in VARIANTS
+            for variant in measured
         }
         for variant, of_seed in results.items():
-            seeds = sorted(set(of_seed) & set(results["float32"]))
+            whole = results["trainer, float32" if variant.startswith("trainer") else "float32"]
+            seeds = sorted(set(of_seed) & set(whole))
             cells = []
             for metric in METRICS:
                 values = np.array([of_seed[seed][metric] for seed in seeds])
-                ratios = values / [results["float32"][seed][metric] for seed in seeds]
+                ratios = values / [whole[seed][metric] for seed in seeds]
                 error = ratios.std(ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else float("nan")
                 least[variant] = min(least[variant], ratios.mean())
                 cells.append(f"{values.mean():.4f} ({ratios.mean():.3f} ± {error:.3f})")

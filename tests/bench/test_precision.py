@@ -55,3 +55,17 @@ def test_rounding_to_nearest() -> None:
     precision.update_rows(exact, torch.ones_like(table), terms, 0.1, "dot")
     assert torch.equal(rounded, exact.bfloat16().float())
     assert not torch.equal(rounded, table)
+
+
+def test_ratios_are_to_float32_of_the_same_update() -> None:
+    values = {"float32": 0.2, "row": 0.1, "trainer, float32": 0.4, "trainer, bfloat16": 0.3}
+    rows = [
+        {"set": "s", "objective": "o", "variant": variant, "seed": seed, "ndcg@10": x, "recall@50": x, "processor": "p"}
+        for variant, x in values.items()
+        for seed in (0, 1)
+    ]
+    text = precision.report(rows)
+    assert "| row | 0.1000 (0.500 ± 0.000) |" in text
+    assert "| trainer, bfloat16 | 0.3000 (0.750 ± 0.000) |" in text
+    assert "- p: float32; row; trainer, float32; trainer, bfloat16\n" in text
+    assert "bfloat16, nearest" not in text  # it has no row
