@@ -274,13 +274,12 @@ def finals_of(name: str, budget: int, seeds: int) -> Finals:
     return finals
 
 
-def p_value(ours: list[float], other: list[float]) -> float:
-    """Return the p-value of Welch's t-test. The single value of a model without randomness is taken as exact."""
-    from scipy.stats import ttest_1samp, ttest_ind
+def p_value(ours: list[float], other: list[float]) -> float | None:
+    """Return the p-value of Welch's t-test, None without a test: a single value is taken as exact."""
+    from drm_triton.experiments.significance import welch
 
-    if len(other) == 1:
-        return float(ttest_1samp(ours, other[0]).pvalue)
-    return float(ttest_ind(ours, other, equal_var=False).pvalue)
+    test = welch(ours, other)
+    return None if test is None else test.p
 
 
 def mean(results: list[dict[str, Any]], metric: str) -> float:
@@ -304,6 +303,7 @@ def comparable(name: str, finals: Finals) -> bool:
 
 def report(budget: int, seeds: int) -> str:
     """Format all finished results: an overview, the tests of significance, and each set with all metrics."""
+    from drm_triton.experiments.tables import p_text
     from drm_triton.machine import processor
 
     finals = {name: found for name in SETS if (found := finals_of(name, budget, seeds))}
@@ -352,7 +352,8 @@ def report(budget: int, seeds: int) -> str:
             other = max(others, key=lambda model: mean(finals[name][model], metric))
             p = p_value(*([result[metric] for result in finals[name][model]] for model in (ours, other)))
             figures = " | ".join(f"{m} | {mean(finals[name][m], metric):.4f}" for m in (ours, other))
-            lines.append(f"| {name} | {metric} | {figures} | {'< 0.0001' if p < 1e-4 else f'{p:.4f}'} |")
+            shown = "no test" if p is None else p_text(p)
+            lines.append(f"| {name} | {metric} | {figures} | {shown} |")
     for name in names:
         lines += [
             "",

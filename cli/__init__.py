@@ -11,6 +11,7 @@ import typer
 
 from drm_triton._version import __version__
 from drm_triton.cli.bench import bench
+from drm_triton.cli.compare import compare
 from drm_triton.cli.doctor import doctor
 from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.export import export
@@ -56,6 +57,7 @@ app.command()(info)
 app.command()(train)
 app.command()(tune)
 app.command()(evaluate)
+app.command()(compare)
 app.command()(recommend)
 app.command()(similar)
 app.command()(report)

@@ -7,18 +7,23 @@ from typing import Annotated, Any
 import typer
 
 from drm_triton import atomic
-from drm_triton.base_config import MAX_CUT_OFF
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
-from drm_triton.names import CUT_OFFS, MIN_TRAIN
+from drm_triton.cli.measuring import (
+    DEFAULT_CUT_OFFS,
+    CutOffsOption,
+    MinTrainOption,
+    OnOption,
+    check_min_train,
+    parse_cut_offs,
+)
+from drm_triton.names import MIN_TRAIN
 
 
 def evaluate(
     run: RunArgument,
-    on: Annotated[str, typer.Option(help="Split part to measure on: valid or test.")] = "test",
-    k: Annotated[str, typer.Option("--k", help="Cut-offs K of the metrics, separated by commas.")] = ",".join(
-        map(str, CUT_OFFS)
-    ),
+    on: OnOption = "test",
+    k: CutOffsOption = DEFAULT_CUT_OFFS,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -29,7 +34,7 @@ def evaluate(
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: Annotated[int, typer.Option(help="Leave out users with fewer training items than this.")] = MIN_TRAIN,
+    min_train: MinTrainOption = MIN_TRAIN,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
@@ -57,35 +62,20 @@ def evaluate(
     """
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
-    from drm_triton.errors import InputError
-    from drm_triton.models import load
     from drm_triton.ranking.evaluate import by_activity as grouped
     from drm_triton.ranking.evaluate import evaluate as measure
     from drm_triton.ranking.evaluate import popularity_ranker
-    from drm_triton.training.run import dataset_of
+    from drm_triton.ranking.held_out import HeldOut
 
-    if on not in ("valid", "test"):
-        raise InputError(f"--on must be valid or test, got {on!r}")
-    cut_offs = _cut_offs(k)
-    if min_train < 0:
-        raise InputError(f"--min-train must be at least 0, got {min_train}")
+    cut_offs = parse_cut_offs(k)
+    check_min_train(min_train)
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
-    model = load(run)
-    data = dataset_of(run, None if dataset is None else find_dataset(dataset))
-    if not model.was_fit_on(data):
-        raise InputError(f"{run} was not trained on {data.path}; give the data set of the training with --dataset")
-    held_out = getattr(data, on)
-    if on in model.config.fit_parts:
-        raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
-    seen = data.train.union(data.valid) if on == "test" else data.train
-
-    reporter = FlagReporter(quiet=quiet or as_json)
-    with reporter.step("ranking all items for every user", total=data.n_users, unit="users") as step:
-        result = measure(
-            model.ranker(), seen, held_out, cut_offs, min_train, lambda done, total: step.advance(done - step.done)
-        )
-    popularity = measure(popularity_ranker(model.interactions.train), seen, held_out, cut_offs, min_train).means
+    measured = HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
+    model, data = measured.model, measured.data
+    result = measured.evaluate(cut_offs, min_train, FlagReporter(quiet=quiet or as_json))
+    baseline = popularity_ranker(model.interactions.train)
+    popularity = measure(baseline, measured.seen, measured.relevant, cut_offs, min_train).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
         atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
@@ -104,21 +94,6 @@ def evaluate(
                 print(f"  {row['min_train']:>5} – {row['max_train']:<6} {row['users']:>8,} users  {row[metric]:.4f}")
     if as_json:
         print(json.dumps(report))
-
-
-def _cut_offs(text: str) -> list[int]:
-    """Parse cut-offs that are separated by commas."""
-    from drm_triton.errors import InputError
-
-    try:
-        ks = sorted({int(cut_off) for cut_off in text.split(",")})
-    except ValueError:
-        ks = []
-    if not ks or min(ks) < 1 or max(ks) > MAX_CUT_OFF:
-        raise InputError(
-            f"--k must be cut-offs from 1 to {MAX_CUT_OFF} separated by commas, for example 10,50; got {text!r}"
-        )
-    return ks
 
 
 def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list[int], users: int) -> None:

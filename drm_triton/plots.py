@@ -1,6 +1,6 @@
-"""Plots: learning curves of a run, and ranking quality by user activity."""
+"""Plots: learning curves of a run, ranking quality by user activity, and models side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,4 +49,42 @@ def activity_bars(groups: pl.DataFrame, metric: str, path: Path) -> None:
     ax.set_xlabel("training interactions of the user")
     ax.set_ylabel(f"mean {metric}")
     ax.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def metric_intervals(rows: Sequence[Mapping[str, Any]], title: str, label: str, path: Path) -> None:
+    """Plot means of models with their intervals, one panel for each metric, to a PNG file.
+
+    Parameters
+    ----------
+    rows : each with `model`, `metric`, `mean`, and the ends `low` and `high` of the interval. Models and metrics are
+        shown in their first order.
+    title : title of the figure
+    label : what the means are over, the label of the x axes
+    path : file to write
+    """
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    n_columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
+    n_rows = -(-len(metrics) // n_columns)
+    width, height = max(7, 1.5 + 3 * n_columns), 0.6 + n_rows * (0.9 + 0.3 * len(models))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False)
+    for ax, metric in zip(axes.flat, metrics, strict=False):
+        for row in (row for row in rows if row["metric"] == metric):
+            errors = [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
+            color = f"C{models.index(row['model']) % 10}"
+            ax.errorbar(row["mean"], models.index(row["model"]), xerr=errors, fmt="o", capsize=3, color=color)
+        ax.set_title(metric)
+        ax.set_xlabel(label)
+        ax.grid(axis="x", alpha=0.3)
+        ax.margins(x=0.1)
+    for ax in axes.flat[len(metrics) :]:
+        ax.set_axis_off()
+    for ax in axes[:, 0]:
+        # Names are not formulas: matplotlib would take text between two dollar signs for one.
+        ax.set_yticks(range(len(models)), labels=models, parse_math=False)
+        ax.set_ylabel("model")
+        ax.set_ylim(len(models) - 0.5, -0.5)  # the first model at the top
+    figure.suptitle(title, parse_math=False, wrap=True)
     figure.savefig(path, dpi=120, format="png")

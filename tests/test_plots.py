@@ -1,4 +1,4 @@
-"""Learning curves show every part of the loss that a run has."""
+"""Learning curves show every part of the loss that a run has, and intervals every model in every metric."""
 
 from pathlib import Path
 from typing import Any
@@ -33,3 +33,30 @@ def test_curves_of_the_losses_in_use(parts: tuple[str, ...], drawn: list[Figure]
 def test_records_without_a_loss_that_a_later_version_added(drawn: list[Figure]) -> None:
     plots.learning_curves([{"epoch": 1, "seconds": 1.0, "loss": 1.0, "hinge": 1.0}], Path("unused.png"))
     assert [line.get_label() for line in drawn[0].axes[0].get_lines()] == ["loss", "hinge"]
+
+
+def test_intervals_of_models(drawn: list[Figure]) -> None:
+    rows = [
+        {"model": model, "metric": metric, "mean": mean, "low": mean - 0.01, "high": mean + 0.03}
+        for metric in ("ndcg@10", "map@10", "recall@10", "recall@20", "recall@50")
+        for model, mean in (("$a$", 0.2), ("b_c", 0.3))
+    ]
+    plots.metric_intervals(rows, "Runs on $songs$", "mean over users", Path("unused.png"))
+    (figure,) = drawn
+    shown, hidden = figure.axes[:5], figure.axes[5:]
+    assert [ax.get_title() for ax in shown] == ["ndcg@10", "map@10", "recall@10", "recall@20", "recall@50"]
+    assert {ax.get_xlabel() for ax in shown} == {"mean over users"}
+    assert [ax.axison for ax in hidden] == [False]
+    assert [(text.get_text(), text.get_parse_math()) for text in shown[0].get_yticklabels()] == [
+        ("$a$", False),
+        ("b_c", False),
+    ]
+    low, high = sorted(shown[0].get_ylim())
+    assert shown[0].get_ylim() == (high, low)  # the first model is at the top
+    for ax in shown:
+        bars = [container[2][0].get_segments()[0] for container in ax.containers]
+        assert [bar.tolist() for bar in bars] == [
+            [pytest.approx([0.19, 0]), pytest.approx([0.23, 0])],
+            [pytest.approx([0.29, 1]), pytest.approx([0.33, 1])],
+        ]
+    assert figure.get_suptitle() == "Runs on $songs$"

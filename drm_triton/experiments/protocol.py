@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,11 +218,29 @@ class Comparison:
         with open(self.path / "outcomes.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(outcome) + "\n")
 
-    def per_user(self, name: str, metric: str) -> pl.DataFrame:
-        """Return the mean over the seeds of a metric of each user on test: columns user and value."""
+    def per_user(self, name: str, metrics: Sequence[str]) -> pl.DataFrame:
+        """Return the means over the seeds of metrics of each user on test: columns user, n_train and the metrics."""
         frames = [pl.read_parquet(self.path / outcome["users"]) for outcome in self.finals(name)]
-        joined = pl.concat([frame.select("user", value=pl.col(metric)) for frame in frames])
-        return joined.group_by("user").agg(pl.col("value").mean()).sort("user")
+        joined = pl.concat([frame.select("user", "n_train", *metrics) for frame in frames])
+        return joined.group_by("user", "n_train").agg(pl.col(metrics).mean()).sort("user")
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Return names that are separated by commas.
+
+    Examples
+    --------
+    >>> names_of("wmf, ease")
+    ('wmf', 'ease')
+    """
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def space_name(text: str) -> SpaceName:
+    """Return the name of a search space, verified."""
+    if text == "paper" or text == "ours":
+        return text
+    raise InputError(f"`space` must be paper or ours, got {text!r}")
 
 
 def run_task(task: Task) -> Outcome:

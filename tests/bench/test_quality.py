@@ -80,9 +80,10 @@ def test_a_training_of_each_kind_of_model(model: str, tmp_path: Path, monkeypatc
 
 def test_p_value_is_welch_and_takes_a_single_value_as_exact() -> None:
     ours, other = [0.5, 0.52, 0.51], [0.4, 0.45, 0.41]
-    assert quality.p_value(ours, other) == ttest_ind(ours, other, equal_var=False).pvalue
+    assert quality.p_value(ours, other) == pytest.approx(ttest_ind(ours, other, equal_var=False).pvalue, rel=1e-12)
     many = list(0.4 + 1e-9 * np.random.default_rng(0).standard_normal(10**5))
     assert quality.p_value(ours, [0.4]) == pytest.approx(quality.p_value(ours, many), rel=1e-3)
+    assert quality.p_value([0.5], [0.4]) is None
 
 
 def others_of(value: float, budget: int, seeds: int) -> Results:
@@ -99,6 +100,11 @@ def test_report_of_finished_models(store: Callable[[Results], None]) -> None:
     assert "| ml-100k | recall@50 | DRM L2 | 0.3030 | EASE | 0.2010 | < 0.0001 |" in text
     assert "| EASE | 1 | 0.2010 | 0.2010 | 0.2010 | 0.2010 | lam " in text
     assert "| ALS | 5 | 0.1030 |" in text
+
+
+def test_report_of_one_seed_has_no_test(store: Callable[[Results], None]) -> None:
+    store(results_of("DRM L2", 0.3, 3, 1) + others_of(0.2, 3, 1))
+    assert "| ml-100k | recall@50 | DRM L2 | 0.3010 | EASE | 0.2010 | no test |" in quality.report(3, 1)
 
 
 @pytest.mark.parametrize("missing", [0, 2, -1])  # a trial, the best trial, a seed

@@ -23,6 +23,7 @@ BAD_INPUT = {
     "train": ["train", "--dataset", "nowhere"],
     "tune": ["tune", "--dataset", "nowhere"],
     "evaluate": ["evaluate", "nowhere"],
+    "compare": ["compare", "nowhere", "elsewhere"],
     "recommend": ["recommend", "nowhere", "--all"],
     "similar": ["similar", "nowhere", "--item", "x"],
     "export": ["export", "nowhere", "out"],
@@ -68,7 +69,7 @@ def test_help_has_examples(command: str) -> None:
     assert f"drm-triton {command}" in out.split("Examples:")[1]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "recommend", "similar", "export", "report", "serve"])
+@pytest.mark.parametrize("command", ["evaluate", "compare", "recommend", "similar", "export", "report", "serve"])
 def test_a_run_is_called_run(command: str) -> None:
     usage = call(command, "--help")[1].split("Usage:")[1].splitlines()[0]
     assert re.search(r"\bRUN\b", usage)

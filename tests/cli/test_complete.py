@@ -46,6 +46,8 @@ def offered(place: Path, line: str, shell: str = "bash", data: Path | None = Non
         ("info ", ["melon", "ml-1m"]),
         ("evaluate ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
         ("evaluate runs/other --dataset ml", ["ml-1m"]),
+        ("compare runs/other runs/m", ["runs/melon-dot", "runs/melon-l2"]),
+        ("compare runs/other --dataset ml", ["ml-1m"]),
         ("recommend runs/o", ["runs/other"]),
         ("recommend elsewhere/", []),  # left to the shell
         ("report runs/m", ["runs/melon-dot", "runs/melon-l2"]),

@@ -1,0 +1,1 @@
+"""Experiments with several models: tests of significance, comparisons, tables."""

@@ -1,0 +1,71 @@
+"""A trained model and the held-out part of its data that it may be measured on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.errors import InputError
+from drm_triton.models import load
+from drm_triton.names import CUT_OFFS, MIN_TRAIN
+from drm_triton.progress import SILENT, Reporter
+from drm_triton.ranking.evaluate import Evaluation, evaluate
+from drm_triton.recommender import Recommender
+from drm_triton.training.run import dataset_of
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A model with the data that it is measured on.
+
+    Attributes
+    ----------
+    model : the model
+    data : the data set that it was trained on
+    seen : CSR [M, N], the interactions before the held-out part; they are excluded from the rankings
+    relevant : CSR [M, N], the held-out items of each user
+    """
+
+    model: Recommender[Any]
+    data: Dataset
+    seen: CSR
+    relevant: CSR
+
+    @classmethod
+    def of_run(cls, run: str | Path, on: str = "test", dataset: Path | None = None) -> "HeldOut":
+        """Load a run and its data. Refuse data that the model was not trained on, and a part that it was trained on.
+
+        Parameters
+        ----------
+        run : run directory or saved model
+        on : "valid" or "test", the part of the data to measure on
+        dataset : the data set, if it is not at the path that the run recorded
+        """
+        if on not in ("valid", "test"):
+            raise InputError(f"`on` must be valid or test, got {on!r}")
+        model, data = load(run), dataset_of(run, dataset)
+        if not model.was_fit_on(data):
+            raise InputError(f"{run} was not trained on {data.path}; give the data set of the training in `dataset`")
+        if on in model.config.fit_parts:
+            raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
+        seen = data.train.union(data.valid) if on == "test" else data.train
+        return cls(model, data, seen, getattr(data, on))
+
+    def evaluate(
+        self,
+        ks: Sequence[int] = CUT_OFFS,
+        min_train: int = MIN_TRAIN,
+        reporter: Reporter = SILENT,
+        step: str = "ranking all items for every user",
+    ) -> Evaluation:
+        """Rank all unseen items for every user, and report the progress under the name `step`."""
+        with reporter.step(step, total=self.data.n_users, unit="users") as shown:
+            return evaluate(
+                self.model.ranker(),
+                self.seen,
+                self.relevant,
+                ks,
+                min_train,
+                lambda done, total: shown.advance(done - shown.done),
+            )
