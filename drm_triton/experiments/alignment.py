@@ -20,22 +20,23 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.published import CORRELATED, CORRELATIONS
-from drm_triton.experiments.quality import Budget
-from drm_triton.experiments.results import Result, Row, difference, text, value
+from drm_triton.experiments.quality import MAP_NOTE, Budget
+from drm_triton.experiments.results import Result, Row, difference, means_of, text, value
 from drm_triton.experiments.stand_in import Data, Labelled
 from drm_triton.model import DRM
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import evaluate, factor_ranker, measurable
 from drm_triton.training.state import EpochEnd
 
-METRICS = ("map@10", "ndcg@10")
+METRICS = ("map_k@10", "ndcg@10", "map@10")
+MEASURED = tuple(f"{part} {metric}" for part in ("train", "valid") for metric in METRICS)
 SKIPPED = 2  # first epochs, which the correlation leaves out
 OPTIONS = {"schedule": "constant", "init": "normal", "lr": 0.02, "rho": 3}
 FILE = "correlations.jsonl"  # one line for each finished training
 
 
-def correlations(data: Dataset, objective: str, epochs: int, seed: int) -> list[float | None]:
-    """Train once; return the correlations of the loss with the metrics of CORRELATED.
+def correlations(data: Dataset, objective: str, epochs: int, seed: int) -> dict[str, float | None]:
+    """Train once; return the correlations of the loss with each of MEASURED.
 
     A correlation is None if the loss or the metric does not change after the first two epochs.
     """
@@ -52,7 +53,10 @@ def correlations(data: Dataset, objective: str, epochs: int, seed: int) -> list[
 
     model.fit(data, [measure])
     loss, *metrics = np.array(records[SKIPPED:]).T
-    return [float(np.corrcoef(loss, one)[0, 1]) if np.ptp(loss) and np.ptp(one) else None for one in metrics]
+    return {
+        name: float(np.corrcoef(loss, values)[0, 1]) if np.ptp(loss) and np.ptp(values) else None
+        for name, values in zip(MEASURED, metrics, strict=True)
+    }
 
 
 def table5(data: Data, budget: Budget, folder: Path, reporter: Reporter = SILENT) -> Result:
@@ -72,24 +76,26 @@ def table5(data: Data, budget: Budget, folder: Path, reporter: Reporter = SILENT
         raise InputError("table5 needs a data set with a validation part; prepare it with other `ratios`")
     found = _trained(data, budget.seeds, epochs, folder, Labelled(reporter, data.label))
     rows: list[Row] = []
-    for metric, name in enumerate(CORRELATED):
+    for name in sorted(MEASURED, key=lambda name: name not in CORRELATED):  # what the paper has, first
         for objective in CORRELATIONS:
-            values = [one["correlations"][metric] for one in found if one["objective"] == objective]
+            values = [one["correlations"][name] for one in found if one["objective"] == objective]
             defined = [one for one in values if one is not None]
             row: dict[str, Any] = {"data": data.label, "metric": name, "objective": objective, "seeds": len(defined)}
             row["ours"] = float(np.mean(defined)) if defined else None
             row["sd"] = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
-            rows.append({**row, "published": CORRELATIONS[objective][metric]})
+            published = dict(zip(CORRELATED, CORRELATIONS[objective], strict=True))
+            rows.append({**row, "published": published.get(name)})
     notes = [
         *data.notes,
         *([] if data.paper == "ml-20m" else ["The published correlations are on ML-20M, and ours are on other data."]),
         "The paper does not state factors, learning rate and rho of these trainings: ours are "
         + ", ".join(f"{option} {given}" for option, given in OPTIONS.items())
-        + ". hinge is the paper's WARP, hinge+drm its DRM dot. Correlations do not depend on the divisor K of MAP.",
+        + ". hinge stands for the paper's WARP, and hinge+drm for its DRM dot.",
+        MAP_NOTE,
     ]
     return Result(
         "table5",
-        f"correlation of loss and metric, epochs {SKIPPED + 1} to {epochs}, means of {budget.seeds} seeds",
+        f"correlation of loss and metric, epochs {SKIPPED + 1} to {epochs}, {means_of(budget.seeds)}",
         [data],
         {
             "data": text("data"),
@@ -123,7 +129,7 @@ def _trained(data: Data, seeds: int, epochs: int, folder: Path, reporter: Report
             done.append({**task, "correlations": result})
             atomic.write_text(file, "".join(json.dumps(one) + "\n" for one in done), parents=True)
             step.advance()
-            shown = ", ".join(f"{name} {one:.3f}" for name, one in zip(CORRELATED, result, strict=True) if one)
+            shown = ", ".join(f"{name} {one:.3f}" for name, one in result.items() if one is not None)
             reporter.line(f"{task['objective']}, seed {task['seed']}: {shown}")
     return [one for task in tasks for one in done if task.items() <= one.items()]
 

@@ -18,7 +18,7 @@ from drm_triton.experiments.pictures import list_curves
 from drm_triton.experiments.protocol import Comparison, Plan, Task
 from drm_triton.experiments.published import CLAIMS
 from drm_triton.experiments.quality import Budget
-from drm_triton.experiments.results import Result, Row, text, value
+from drm_triton.experiments.results import Result, Row, means_of, text, value
 from drm_triton.experiments.stand_in import Data, Labelled
 from drm_triton.experiments.tables import number
 from drm_triton.models.configs import config_class
@@ -59,7 +59,8 @@ class Sweep(Comparison):
 
     def __init__(self, path: Path, dataset: Dataset, seeds: int, epochs: int) -> None:
         self.epochs = epochs
-        super().__init__(path, dataset, Plan(tuple(f"drm-{score}" for score in SCORES), "paper", 1, seeds))
+        models = tuple(f"drm-{score}" for score in SCORES)
+        super().__init__(path, dataset, Plan(models, "paper", 1, seeds, "ndcg@10"))
 
     def tuning_tasks(self) -> list[Task]:
         """Return no tasks."""
@@ -113,7 +114,7 @@ def figure2(data: Data, budget: Budget, folder: Path, reporter: Reporter = SILEN
     ]
     return Result(
         "figure2",
-        f"effect of rho and eta on test NDCG@10, means of {budget.seeds} seeds",
+        f"effect of rho and eta on test NDCG@10, {means_of(budget.seeds)}",
         [data],
         {
             "data": text("data"),

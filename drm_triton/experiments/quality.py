@@ -13,7 +13,7 @@ from drm_triton.experiments import published
 from drm_triton.experiments.entries import ENTRIES, Entry
 from drm_triton.experiments.pictures import beside_published
 from drm_triton.experiments.protocol import Comparison, Plan
-from drm_triton.experiments.results import Result, Row, difference, text, value
+from drm_triton.experiments.results import Result, Row, difference, means_of, text, value
 from drm_triton.experiments.significance import welch
 from drm_triton.experiments.stand_in import Data, Labelled
 from drm_triton.experiments.tables import number, p_text
@@ -23,8 +23,9 @@ from drm_triton.progress import SILENT, Reporter
 METRICS = (*published.METRICS, "map@10")
 TABLE_4 = ("cml", "drm-alone-l2", "drm-l2")
 OURS = ("drm-dot", "drm-l2")
+MAP_NOTE = "MAP@10 of the paper divides by K, so it stands beside map_k@10; map@10 divides by min(K, held-out items)."
 PROTOCOL = (
-    "MAP@10 of the paper divides by K, so it stands beside map_k@10; map@10 divides by min(K, held-out items).",
+    MAP_NOTE,
     "The paper does not publish its split into train, valid and test. Ours is another random one.",
 )
 
@@ -124,7 +125,7 @@ def _result(
     options = {model: comparison.best_options(model) for model in plan.models}
     return Result(
         what,
-        f"{title}, means of {plan.seeds} seeds",
+        f"{title}, {means_of(plan.seeds)}",
         [data],
         {
             "data": text("data"),

@@ -10,9 +10,8 @@ from typing import Any, get_args
 from drm_triton.errors import InputError
 from drm_triton.experiments import published
 from drm_triton.experiments.alignment import table5
-from drm_triton.experiments.entries import ENTRIES
 from drm_triton.experiments.list_lengths import figure2
-from drm_triton.experiments.quality import TABLE_4, Budget, table3, table4
+from drm_triton.experiments.quality import Budget, table3, table4
 from drm_triton.experiments.results import MISSING, Result, Row, text
 from drm_triton.experiments.stand_in import Data, find_data, of_dataset
 from drm_triton.experiments.user_groups import MODELS as GROUPED_MODELS
@@ -158,9 +157,7 @@ def _data(
     return [find_data(name, None, scale, reporter) for name in names]
 
 
-def _trained(
-    what: str, data: Data, folder: Path, quick: bool, given: dict[str, Any], reporter: Reporter
-) -> Result:
+def _trained(what: str, data: Data, folder: Path, quick: bool, given: dict[str, Any], reporter: Reporter) -> Result:
     """Reproduce what needs trainings."""
     if "runs" in given:
         others = sorted(given.keys() - {"runs"})
@@ -177,6 +174,6 @@ def _trained(
     # Table 3, Table 4 and Figure 3 share their trainings, beside their directories.
     comparison = Path(given.get("comparison") or folder.parent / f"trainings-{ending}")
     if what == "table4":
-        return table4(data, _available(TABLE_4), budget, comparison, reporter)
-    wanted = given.get("models") or (published.MODELS if what == "table3" else GROUPED_MODELS)
-    return (table3 if what == "table3" else figure3)(data, _available(wanted), budget, comparison, reporter)
+        return table4(data, budget, comparison, reporter)
+    models = given.get("models") or (published.MODELS if what == "table3" else GROUPED_MODELS)
+    return (table3 if what == "table3" else figure3)(data, models, budget, comparison, reporter)

@@ -52,6 +52,11 @@ class Result:
         return all(data.stand_in for data in self.data)
 
     @property
+    def prefix(self) -> str:
+        """The beginning of each printed line that is not a row."""
+        return f"{STAND_IN} | " if self.stand_in else ""
+
+    @property
     def caption(self) -> str:
         """The title with the data, and with the words that the reader must not miss."""
         number = self.what.replace("table", "Table ").replace("figure", "Figure ")
@@ -71,7 +76,7 @@ class Result:
 
     def text(self) -> str:
         """Return the table and the notes for a terminal, with the label of a stand-in in each line."""
-        prefix = f"{STAND_IN} | " if self.stand_in else ""
+        prefix = self.prefix
         caption, *notes = (
             [prefix + line for line in textwrap.wrap(note, WIDTH - len(prefix))] for note in (self.caption, *self.notes)
         )
@@ -128,10 +133,11 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     drm-dot    200
     """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(line)).rstrip()
-        for line in (list(zip(row, widths, strict=True)) for row in (header, *rows))
-    ]
+    lines = []
+    for first, *others in (header, *rows):
+        right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *right]))
+    return lines
 
 
 def value(name: str, digits: int = 4) -> Show:
@@ -154,3 +160,14 @@ def difference(digits: int = 4) -> Show:
 def text(name: str) -> Show:
     """Return how to show a text or a whole number."""
     return lambda row: f"{row[name]:,}" if isinstance(row[name], int) else str(row[name])
+
+
+def means_of(seeds: int) -> str:
+    """Return how many seeds a mean is over.
+
+    Examples
+    --------
+    >>> means_of(5), means_of(1)
+    ('means of 5 seeds', '1 seed')
+    """
+    return f"means of {seeds} seeds" if seeds > 1 else "1 seed"

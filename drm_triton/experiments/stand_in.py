@@ -120,7 +120,8 @@ def _absent(name: str, dataset: Dataset) -> str:
     source = find_source(name)
     return (
         f"The real {published.TITLES[name]} is absent; this is a {STAND_IN} with {dataset.n_interactions:,} generated "
-        "interactions and about as many per user. Differences from published figures say nothing about the paper. "
+        "interactions, about as many per user as published. Differences from published figures say nothing about "
+        "the paper. "
         f"To use the real data, get {source.wanted} from {source.origin}, and put it into "
         f"{pipeline.raw_dir(source)} or give it as `raw`."
     )

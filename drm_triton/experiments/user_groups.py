@@ -12,10 +12,11 @@ from drm_triton.errors import InputError
 from drm_triton.experiments.pictures import group_bars
 from drm_triton.experiments.published import CLAIMS
 from drm_triton.experiments.quality import OURS, Budget, compared
-from drm_triton.experiments.results import Result, Row, text, value
+from drm_triton.experiments.results import Result, Row, means_of, text, value
 from drm_triton.experiments.stand_in import Data, Labelled
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Evaluation, by_activity
+from drm_triton.ranking.held_out import HeldOut
 
 METRIC = "ndcg@10"
 MODELS = ("warp", "cml", *OURS)  # each DRM and the model with the same score and the hinge alone
@@ -25,16 +26,10 @@ GROUPS = 5
 def figure3(data: Data, models: Sequence[str], budget: Budget, folder: Path, reporter: Reporter = SILENT) -> Result:
     """Compare models in groups of users, after the trainings of Table 3. See `quality.table3`."""
     comparison = compared(data, models, budget, folder, reporter)
-    degrees = data.dataset.train.union(data.dataset.valid).degrees()
-    frames = {}
-    for model in models:
-        if comparison.finals(model):
-            frame = comparison.per_user(model, METRIC)
-            n_train = pl.Series("n_train", degrees[frame["user"].to_numpy()])
-            frames[model] = frame.rename({"value": METRIC}).with_columns(n_train)
+    frames = {model: comparison.per_user(model, [METRIC]) for model in models if comparison.finals(model)}
     missing = [model for model in models if model not in frames]
     notes = [f"{model} has no result: its trainings failed, see {folder}/outcomes.jsonl." for model in missing]
-    what = f"models tuned with {budget.trials} trials, means of {budget.seeds} seeds"
+    what = f"models tuned with {budget.trials} trials, {means_of(budget.seeds)}"
     settings = {"trials": budget.trials, "seeds": budget.seeds, "epochs": budget.epochs}
     return _result(data, frames, what, notes, settings, budget.quick)
 
@@ -48,19 +43,10 @@ def figure3_of_runs(data: Data, runs: Sequence[Path], reporter: Reporter = SILEN
     runs : run directories or saved models
     reporter : shows the progress
     """
-    from drm_triton.models import load
-
-    dataset = data.dataset
-    seen, frames = dataset.train.union(dataset.valid), {}
-    with Labelled(reporter, data.label).step("rank all items for every user", len(runs), "runs") as step:
-        for run in runs:
-            model = load(run)
-            if not model.was_fit_on(dataset):
-                raise InputError(f"{run} was not trained on {dataset.path}; give its data set in `dataset`")
-            if "test" in model.config.fit_parts:
-                raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on test")
-            frames[str(run)] = model.evaluate(dataset.test, seen, (10,)).per_user
-            step.advance()
+    labelled, frames = Labelled(reporter, data.label), {}
+    for run in runs:
+        held_out = HeldOut.of_run(run, "test", data.dataset.path)
+        frames[str(run)] = held_out.evaluate((10,), reporter=labelled, step=f"{run}: rank all items").per_user
     return _result(data, frames, "given runs", [], {"runs": [str(run) for run in runs]}, False)
 
 
@@ -77,15 +63,10 @@ def _result(
     for model, frame in frames.items():
         for group in by_activity(Evaluation({}, frame), METRIC, GROUPS).iter_rows(named=True):
             low, high = group["min_train"], group["max_train"]
-            rows.append(
-                {
-                    "data": data.label,
-                    "interactions": f"{low}" if low == high else f"{low}–{high}",
-                    "users": group["users"],
-                    "model": model,
-                    "ours": group[METRIC],
-                }
-            )
+            span = f"{low}" if low == high else f"{low}–{high}"
+            common = {"data": data.label, "least": low, "interactions": span, "users": group["users"]}
+            rows.append({**common, "model": model, "ours": group[METRIC]})
+    rows.sort(key=lambda row: int(row["least"]))  # models side by side in each group; the sort is stable
     if not rows:
         raise InputError("figure3: no model has a result, so there is nothing to show; see the notes of the trainings")
     sets, claim = CLAIMS["figure3"]
