@@ -117,7 +117,7 @@ def _trained(data: Data, seeds: int, epochs: int, folder: Path, reporter: Report
     """Run the trainings that are not in FILE; return all of them."""
     file = folder / FILE
     done = _read(file)
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"checksum": data.dataset.checksum, "objective": objective, "epochs": epochs, "seed": seed}
         for objective in CORRELATIONS
         for seed in range(seeds)

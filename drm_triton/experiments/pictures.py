@@ -19,8 +19,9 @@ def beside_published(rows: Sequence[Row], title: str, path: Path) -> None:
     path : file to write
     """
     models, metrics = _distinct(rows, "model"), _distinct(rows, "metric")
-    figure = Figure(figsize=(3 * len(metrics), 1.6 + 0.3 * len(models)), layout="constrained")
+    figure = Figure(figsize=(3 * len(metrics), 2.2 + 0.3 * len(models)), layout="constrained")
     axes = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    handles: dict[str, Any] = {}
     for ax, metric in zip(axes, metrics, strict=True):
         for row in (row for row in rows if row["metric"] == metric):
             place = models.index(row["model"])
@@ -31,9 +32,9 @@ def beside_published(rows: Sequence[Row], title: str, path: Path) -> None:
         ax.set_xlabel(f"{metric} on test")
         ax.grid(alpha=0.3)
         ax.margins(x=0.1)
-        handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-        if handles:
-            ax.legend(handles.values(), handles.keys(), fontsize="small")
+        ax.locator_params(axis="x", nbins=4)
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
     axes[0].set_yticks(range(len(models)), labels=models)
     axes[0].set_ylabel("model")
     axes[0].set_ylim(len(models) - 0.5, -0.5)  # the first model at the top
@@ -62,7 +63,7 @@ def list_curves(rows: Sequence[Row], title: str, path: Path) -> None:
         ax.set_title(way)
         ax.grid(alpha=0.3)
         ax.legend(title="score")
-    axes[0].set_ylabel("ndcg@10 on test, mean over seeds ± standard deviation")
+    axes[0].set_ylabel("test ndcg@10, mean ± sd over seeds")
     _save(figure, title, path)
 
 
