@@ -16,7 +16,7 @@ from drm_triton.cli.measuring import (
     parse_cut_offs,
 )
 from drm_triton.experiments.entries import ENTRIES
-from drm_triton.names import METRICS, MIN_TRAIN
+from drm_triton.names import COMPARED_METRICS, METRICS, MIN_TRAIN
 
 if TYPE_CHECKING:
     from drm_triton.experiments.protocol import Plan
@@ -43,7 +43,7 @@ def compare(
             help=f"Metrics, separated by commas: {', '.join(METRICS)}, at each cut-off of --k, or with a cut-off of "
             "their own, such as recall@20."
         ),
-    ] = "ndcg,map,recall",
+    ] = ",".join(COMPARED_METRICS),
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -160,4 +160,7 @@ def _compare_models(
     comparison.run(workers, reporter)
     result = result_of(comparison, reporter)
     result.write(comparison.path)
-    print(result.to_json() if as_json else result.to_markdown(), end="")
+    if as_json:
+        print(result.to_json(), end="")
+    else:
+        print(f"{result.summary()}\nAll tests and options: {comparison.path}/compare.md")

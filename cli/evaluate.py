@@ -9,21 +9,24 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.measuring import (
-    DEFAULT_CUT_OFFS,
-    CutOffsOption,
-    MinTrainOption,
-    OnOption,
-    check_min_train,
-    parse_cut_offs,
-)
-from drm_triton.names import MIN_TRAIN
+from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
+from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
+from drm_triton.names import CUT_OFFS, MIN_TRAIN
+
+DEFAULT_K = ",".join(map(str, CUT_OFFS))
 
 
 def evaluate(
     run: RunArgument,
     on: OnOption = "test",
-    k: CutOffsOption = DEFAULT_CUT_OFFS,
+    k: Annotated[
+        str | None,
+        typer.Option(
+            "--k",
+            help=rf"Cut-offs K of the metrics, separated by commas. \[{DEFAULT_K}; for a public split also {K}]",
+            show_default=False,
+        ),
+    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +37,14 @@ def evaluate(
             autocompletion=complete.datasets,
         ),
     ] = None,
-    min_train: MinTrainOption = MIN_TRAIN,
+    min_train: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out users with fewer training items than this. "
+            rf"\[{MIN_TRAIN}; for a public split {LEAST_TRAIN}]",
+            show_default=False,
+        ),
+    ] = None,
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
@@ -45,12 +55,20 @@ def evaluate(
             help="Also print metrics for groups of users by number of training items, and plot them in RUN.",
         ),
     ] = False,
+    beyond_accuracy: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-accuracy",
+            help="Also measure novelty, diversity, popularity and the exposure of items.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
     """Rank all unseen items for every user and compare the ranking with the held-out items.
 
-    A user's training items are left out of the ranking. With --on test, the validation items are left out too.
+    A user's training items are left out of the ranking. With --on test, the validation items are left out too. For a
+    public split, the results that others published are printed beside the model's.
 
     Examples:
 
@@ -59,6 +77,8 @@ def evaluate(
       drm-triton evaluate runs/melon --k 5,20 --json
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
+
+      drm-triton evaluate runs/melon --beyond-accuracy
     """
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import find_dataset
@@ -67,21 +87,33 @@ def evaluate(
     from drm_triton.ranking.evaluate import popularity_ranker
     from drm_triton.ranking.held_out import HeldOut
 
-    cut_offs = parse_cut_offs(k)
-    check_min_train(min_train)
+    cut_offs = None if k is None else parse_cut_offs(k)
+    if min_train is not None:
+        check_min_train(min_train)
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
     measured = HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
     model, data = measured.model, measured.data
-    result = measured.evaluate(cut_offs, min_train, FlagReporter(quiet=quiet or as_json))
+    default_ks, default_min_train = protocol(data.meta)
+    cut_offs = list(default_ks) if cut_offs is None else cut_offs
+    min_train = default_min_train if min_train is None else min_train
+    published = leaderboard(data.meta) if on == "test" else []
+    reporter = FlagReporter(quiet=quiet or as_json)
+    result = measured.evaluate(cut_offs, min_train, reporter, beyond_accuracy=beyond_accuracy)
     baseline = popularity_ranker(model.interactions.train)
-    popularity = measure(baseline, measured.seen, measured.relevant, cut_offs, min_train).means
+    popularity = measure(
+        baseline, measured.seen, measured.relevant, cut_offs, min_train, beyond_accuracy=beyond_accuracy
+    ).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
         atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
     if not as_json:
         _print_table(result.means, popularity, cut_offs, len(result.per_user))
+        if published and K in cut_offs:
+            _print_leaderboard(result.means, published)
     report: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
+    if published:
+        report["published"] = [row.to_dict() for row in published]
     if by_activity:
         metric = f"ndcg@{cut_offs[0]}"
         groups = grouped(result)
@@ -107,6 +139,21 @@ def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list
     for cut_off in ks:
         for name in (name for name in means if name.endswith(f"@{cut_off}")):
             table.add_row(name, f"{means[name]:.4f}", f"{popularity[name]:.4f}")
+    Console().print(table)
+
+
+def _print_leaderboard(means: dict[str, float], published: list[Result]) -> None:
+    """Print the model among the published results, in ascending order of recall."""
+    from rich.console import Console
+    from rich.table import Table
+
+    own = Result("this model", means[f"recall@{K}"], means[f"ndcg@{K}"], "")
+    table = Table(title="results for this split")
+    for name in ("model", f"recall@{K}", f"ndcg@{K}", "from"):
+        table.add_column(name, justify="right" if "@" in name else "left")
+    for row in sorted([*published, own], key=lambda row: row.recall):
+        style = "bold" if row is own else None
+        table.add_row(row.model, f"{row.recall:.4f}", f"{row.ndcg:.4f}", row.source, style=style)
     Console().print(table)
 
 

@@ -23,7 +23,9 @@ def info(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
-    """Print the statistics of a data set, and those published in the paper if it uses the data set.
+    """Print the statistics of a data set, and what is published about it.
+
+    These are the statistics in the paper, if it uses the data set, and for a public split the published results.
 
     Examples:
 
@@ -44,6 +46,8 @@ def info(
 
 def summary(data: "Dataset", path: Path) -> dict[str, Any]:
     """Return the statistics, ready for JSON."""
+    from drm_triton.data.leaderboards import leaderboard
+
     cells = data.n_users * data.n_items
     published = _published(data)
     return {
@@ -60,6 +64,8 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "density": data.n_interactions / cells if cells else 0.0,
         "weights": data.meta.get("weights"),
         "published": published,
+        "public_split": data.meta.get("public_split"),
+        "leaderboard": [result.to_dict() for result in leaderboard(data.meta)],
         "options": data.meta.get("options"),
         "steps": data.meta.get("steps"),
         "checksum": data.checksum,
@@ -68,6 +74,8 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
 
 def describe(data: "Dataset", path: Path) -> None:
     """Print the statistics as a table."""
+    from drm_triton.data.split import split_text
+
     facts = summary(data, path)
     published = facts["published"]
     source = data.meta.get("source", "unknown")
@@ -100,8 +108,11 @@ def describe(data: "Dataset", path: Path) -> None:
         print(f"{step['step']:<44}{step['interactions']:>14,}{step['users']:>12,}{step['items']:>12,}")
     options = data.meta.get("options")
     if options:
-        ratios = "/".join(f"{100 * r / sum(options['ratios']):g}" for r in options["ratios"])
-        print(f"\nsplit {options['split']} {ratios}, seed {options['seed']}")
+        print(f"\nsplit {split_text(options)}")
+    if facts["leaderboard"]:
+        print(f"\n{'results for this split':<28}{'recall@20':>10}{'ndcg@20':>10}  from")
+    for row in facts["leaderboard"]:
+        print(f"{row['model']:<28}{row['recall@20']:>10.4f}{row['ndcg@20']:>10.4f}  {row['source']}")
 
 
 def _published(data: "Dataset") -> dict[str, float] | None:

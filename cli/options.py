@@ -69,7 +69,7 @@ def _parameter(field: "dataclasses.Field[Any]", panel: str | None, show_default:
     made = option(
         _help(field, show_default),
         panel or (declaration(field).group if "drm" in OF_MODELS[field.name] else OTHER_MODELS),
-        FLAGS[field.name],
+        FLAGS[field.name] + (f"/--no-{FLAGS[field.name][2:]}" if field.type is bool else ""),
         complete=complete if values else None,
     )
     return inspect.Parameter(

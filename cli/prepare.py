@@ -8,7 +8,7 @@ import typer
 
 from drm_triton.cli import complete
 from drm_triton.errors import InputError
-from drm_triton.names import Leading, SplitName
+from drm_triton.names import Leading, SplitName, SplitPart
 
 DEFAULT_SIZES = {"users": 1_000, "items": 500, "interactions": 20_000}
 
@@ -27,6 +27,14 @@ def prepare(
     raw: Annotated[
         list[str] | None,
         typer.Option(help="File, glob, directory or zip file to read. May be repeated. (default: data/raw/SOURCE)"),
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(help="For source table or lists: training part of files that are already split.", metavar="FILE"),
+    ] = None,
+    test: Annotated[str | None, typer.Option(help="With --train: the test part.", metavar="FILE")] = None,
+    valid: Annotated[
+        str | None, typer.Option(help="With --train: the validation part, if there is one.", metavar="FILE")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output directory. (default: data/SOURCE)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set.")] = False,
@@ -51,16 +59,25 @@ def prepare(
         ),
     ] = None,
     split: Annotated[
-        SplitName,
+        SplitName | None,
         typer.Option(
             help="Which interactions to hold out. random: drawn from all; per-user: drawn from each user; leave-last: "
-            "the last two of each user; time: the newest; users: all interactions of some users.",
+            "the last two of each user; time: the newest; users: all interactions of some users. (default: random)",
             rich_help_panel=_KEEPING,
         ),
-    ] = "random",
+    ] = None,
     ratios: Annotated[
-        str, typer.Option(help="Proportions of train/valid/test.", rich_help_panel=_KEEPING)
-    ] = "70/10/20",
+        str | None,
+        typer.Option(help="Proportions of train/valid/test. (default: 70/10/20)", rich_help_panel=_KEEPING),
+    ] = None,
+    valid_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="For files that are already split: share of the training part that becomes the validation part. "
+            "(default: 0)",
+            rich_help_panel=_KEEPING,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split and of generated data.", rich_help_panel=_KEEPING)] = 0,
     user: Annotated[str | None, typer.Option(help="Name of the user column.", rich_help_panel=_READING)] = None,
     item: Annotated[str | None, typer.Option(help="Name of the item column.", rich_help_panel=_READING)] = None,
@@ -136,12 +153,15 @@ def prepare(
       drm-triton prepare melon --raw train.json
 
       drm-triton prepare ml-100k --download --min-user 5
+
+      drm-triton prepare lists --train train.txt --test test.txt --out data/lists
     """
     from drm_triton.cli.info import describe, summary
     from drm_triton.cli.messages import FlagReporter
     from drm_triton.data import data_dir
     from drm_triton.data.prepare import pipeline
     from drm_triton.data.prepare.build import BuildOptions
+    from drm_triton.data.prepare.parts import PartsOptions
     from drm_triton.data.prepare.raw import FileFormat
     from drm_triton.data.prepare.sources import find_source
     from drm_triton.data.prepare.synthetic import Shape
@@ -153,12 +173,21 @@ def prepare(
         raise InputError("prepare needs a source: `drm-triton prepare --list` prints them")
     chosen = find_source(source)
     reporter = FlagReporter(quiet)
+    files: dict[SplitPart, str | None] = {"train": train, "valid": valid, "test": test}
+    parts = {part: file for part, file in files.items() if file is not None}
+    filters = {"min_rating": min_rating, "min_user": min_user, "min_item": min_item, "split": split, "ratios": ratios}
+    is_split = bool(parts) or chosen.public_split is not None
+    if is_split and (given_filters := [name for name, value in filters.items() if value is not None]):
+        raise InputError(f"files that are already split are kept as they are: leave out `{given_filters[0]}`")
+    if valid_ratio is not None and not is_split:
+        raise InputError("`valid_ratio` is for files that are already split: give `train` and `test`, or `ratios`")
+    parts_options = PartsOptions(valid_ratio or 0.0, seed)
     options = BuildOptions(
         min_rating=chosen.min_rating if min_rating is None else min_rating,
         min_user=chosen.min_user if min_user is None else min_user,
         min_item=chosen.min_item if min_item is None else min_item,
-        split=split,
-        ratios=_shares(ratios),
+        split=split or "random",
+        ratios=_shares(ratios or "70/10/20"),
         seed=seed,
     )
     out = out or data_dir() / chosen.name
@@ -174,8 +203,9 @@ def prepare(
         raise InputError("`scale` is the size of `synthetic` data: give both or neither")
     if given_sizes and chosen.name != "synthetic":
         raise InputError(f"`{min(given_sizes)}` is for source synthetic; for melon `synthetic` give `scale`")
-    if raw and (generated or download):
-        raise InputError("generated or downloaded data does not come from `raw`: leave out `raw`")
+    if (raw or parts) and (generated or download):
+        given = "raw" if raw else min(parts)
+        raise InputError(f"generated or downloaded data does not come from `{given}`: leave out `{given}`")
     if generated and (download or file_format != FileFormat()):
         raise InputError(
             "generated data is neither downloaded nor read: leave out `download` and the options for reading"
@@ -189,7 +219,16 @@ def prepare(
     else:
         own_filter = min_user is None and min_item is None  # given counts replace the filter of the source
         data = pipeline.prepare(
-            chosen, raw or None, out, file_format, options, overwrite, reporter, own_filter, download
+            chosen,
+            raw or None,
+            out,
+            file_format,
+            parts_options if is_split else options,
+            overwrite,
+            reporter,
+            own_filter,
+            download,
+            parts or None,
         )
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
@@ -219,9 +258,9 @@ def _print_sources(as_json: bool) -> None:
         )
         return
     for source in SOURCES.values():
-        print(f"{source.name:<10} {source.summary}")
-        print(f"{'':<10} from: {source.origin}")
-        print(f"{'':<10} format: {source.layout}")
-        print(f"{'':<10} licence: {source.licence}")
+        print(f"{source.name:<14} {source.summary}")
+        print(f"{'':<14} from: {source.origin}")
+        print(f"{'':<14} format: {source.layout}")
+        print(f"{'':<14} licence: {source.licence}")
         if source.url:
-            print(f"{'':<10} --download: {source.url}")
+            print(f"{'':<14} --download: {source.url}")

@@ -113,7 +113,10 @@ def _converted(field: "dataclasses.Field[Any]", value: Any) -> Any:
     accepted = get_args(field.type) or (field.type,)
     if choices(field):
         accepted = (str, type(None)) if type(None) in accepted else (str,)
-    if not isinstance(value, bool):
+    if isinstance(value, bool):
+        if bool in accepted:
+            return value
+    else:
         if isinstance(value, Integral) and int in accepted:
             return int(value)
         if isinstance(value, Real) and float in accepted:
@@ -206,6 +209,8 @@ def values_text(field: "dataclasses.Field[Any]") -> str:
     declared, allowed = declaration(field), choices(field)
     if allowed:
         return ", ".join(f"`{value}`" for value in allowed)
+    if field.type is bool:
+        return "true or false"
     if declared.positive:
         return "positive"
     if isinstance(declared.least, float) and declared.most is not None:

@@ -332,7 +332,12 @@ class Recommender(ABC, Generic[C]):
         return rank
 
     def evaluate(
-        self, held_out: CSR, seen: CSR | None = None, ks: Sequence[int] = CUT_OFFS, min_train: int = MIN_TRAIN
+        self,
+        held_out: CSR,
+        seen: CSR | None = None,
+        ks: Sequence[int] = CUT_OFFS,
+        min_train: int = MIN_TRAIN,
+        beyond_accuracy: bool = False,
     ) -> Evaluation:
         """Rank all unseen items for each user and compare the ranking with held-out interactions.
 
@@ -346,8 +351,11 @@ class Recommender(ABC, Generic[C]):
             Cut-offs.
         min_train : int, default 5
             Users with fewer interactions in `seen` are left out.
+        beyond_accuracy : bool, default False
+            Also compute novelty, diversity, exposure and other metrics beyond accuracy; docs/metrics.md defines them.
         """
-        return evaluate(self.ranker(), self.interactions.train if seen is None else seen, held_out, ks, min_train)
+        seen = self.interactions.train if seen is None else seen
+        return evaluate(self.ranker(), seen, held_out, ks, min_train, beyond_accuracy=beyond_accuracy)
 
     # -- files ---------------------------------------------------------------------------------------------------
 

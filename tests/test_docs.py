@@ -167,6 +167,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     baskets = pairs.group_by("user", maintain_order=True).agg("item")["item"]
     (folder / "baskets.txt").write_text("".join(" ".join(basket) + "\n" for basket in baskets))
 
+    (folder / "downloads" / "ml-1m-m1").mkdir(parents=True)
+    for part, places in (("train", slice(2, None)), ("test", slice(2))):
+        lists = "".join(f"{u} {' '.join(map(str, items[users == u][places]))}\n" for u in range(120))
+        (folder / f"{part}.txt").write_text(lists)
+        (folder / "downloads" / "ml-1m-m1" / f"{part}.txt").write_text(lists)
+
     songs = [77, 1043, 2210, 5, 17, 42, *range(3000, 3074)]
     playlists = [{"id": u, "songs": [songs[i] for i in items[users == u]]} for u in range(120)]
     (folder / "train.json").write_text(json.dumps(playlists))

@@ -7,6 +7,7 @@ depend on the order of the rows, the number of threads, the machine, or the vers
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -69,6 +70,24 @@ def check_ratios(ratios: tuple[float, float, float]) -> tuple[float, float, floa
             "zero, for example 70/10/20"
         )
     return numbers[0] / total, numbers[1] / total, numbers[2] / total
+
+
+def split_text(options: Mapping[str, Any]) -> str:
+    """Return the split of a data set in one line, from the entry `options` of its meta.
+
+    Examples
+    --------
+    >>> split_text({"split": "random", "ratios": (8, 1, 1), "seed": 0})
+    'random 80/10/10, seed 0'
+    >>> split_text({"split": "predefined", "valid_ratio": 0.1, "seed": 0})
+    'predefined, 0.1 of train drawn for validation, seed 0'
+    """
+    if "ratios" in options:
+        ratios = "/".join(f"{100 * ratio / sum(options['ratios']):g}" for ratio in options["ratios"])
+        return f"{options['split']} {ratios}, seed {options['seed']}"
+    if not options.get("valid_ratio"):
+        return str(options["split"])
+    return f"{options['split']}, {options['valid_ratio']:.4g} of train drawn for validation, seed {options['seed']}"
 
 
 def split(

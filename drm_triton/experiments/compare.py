@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import time
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -18,6 +19,7 @@ from drm_triton.experiments.protocol import Comparison, Outcome
 from drm_triton.experiments.significance import LEVEL, RESAMPLES, holm, welch
 from drm_triton.experiments.tables import Row, latex, markdown, markdown_text, number, p_text, ranked
 from drm_triton.machine import processor
+from drm_triton.models.configs import config_class
 from drm_triton.progress import SILENT, Reporter
 
 METRICS = ("map@10", "ndcg@10", "recall@50", "ndcg@50")  # of the paper's Table 3
@@ -76,7 +78,7 @@ class Result:
         rows: list[Row] = []
         for name, outcomes in self.finals.items():
             trials, failed, seconds = self.trials[name]
-            options = ", ".join(f"{key} {value}" for key, value in _searched(outcomes[0]["options"]).items())
+            options = ", ".join(f"{key} {value}" for key, value in _changed(outcomes[0]["options"]).items())
             final = np.mean([outcome["seconds"] for outcome in outcomes])
             rows.append([name, options, f"{trials}", f"{failed}", f"{seconds:.0f}", f"{final:.0f}"])
         return ["model", "options", "trials", "failed", "seconds of tuning", "seconds of a final training"], rows
@@ -93,10 +95,15 @@ class Result:
                 rows.append([metric, best, other, number(mean_of_best), number(mean), p, adjusted])
         return ["metric", "best", "other", "mean of best", "mean of other", "p (Welch)", "p (Holm)"], rows
 
+    def summary(self) -> str:
+        """Return the table of means with its legend."""
+        return "\n".join([markdown(*self.table()), textwrap.fill(_legend(), 100) + "\n"])
+
     def to_markdown(self) -> str:
         """Return all tables."""
-        parts = [f"# {markdown_text(self.title)}\n", markdown(*self.table()), textwrap.fill(_legend(), 110) + "\n"]
-        parts += ["## Options that were chosen\n", markdown(*self.settings())]
+        parts = [f"# {markdown_text(self.title)}\n", self.summary()]
+        parts += ["## Options that were chosen\n"]
+        parts += ["Only options that differ from the defaults are shown.\n", markdown(*self.settings())]
         if self.welch:
             parts += ["## Over seeds\n", markdown(*self.welch_table()), "## Over users\n"]
             for a, b in combinations(self.finals, 2):
@@ -158,7 +165,8 @@ def _title(comparison: Comparison) -> str:
     assert data.path is not None
     budget = "the whole grid" if plan.trials is None else f"{plan.trials} trials"
     space = "the paper" if plan.space == "paper" else "tune"
-    return f"{data.path.name}: {budget} in the space of {space}, {plan.seeds} seeds, {processor()}"
+    machine = f"{processor()}, {time.strftime('%Y-%m-%d')}"
+    return f"{data.path.name}: {budget} in the space of {space}, {plan.seeds} seeds; {machine}"
 
 
 def _legend() -> str:
@@ -209,7 +217,7 @@ def _mean(outcomes: list[Outcome], metric: str) -> float:
     return float(np.mean([outcome[metric] for outcome in outcomes]))
 
 
-def _searched(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that tell settings apart: without those that every training has."""
-    common = {"model", "seed", "fit_on", "backend", "threads", "eval_every", "patience", "monitor"}
-    return {name: value for name, value in options.items() if name not in common}
+def _changed(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that differ from the defaults of the model, without the metric that chose them."""
+    config = config_class(options["model"]).from_mapping({k: v for k, v in options.items() if k != "model"})
+    return {name: value for name, value in config.changed().items() if name != "monitor"}

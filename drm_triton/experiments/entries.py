@@ -2,6 +2,8 @@
 
 The space `ours` of an entry is that of `tune`. The space `paper` is Table 2 of the paper. Options that the paper does
 not state have one value there, ours, or are searched as well; the comments say which.
+
+Importing this module imports no torch: the command line reads the names.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Any, Literal
 from drm_triton.base_config import Config
 from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
-from drm_triton.training.tune import Point, draws, replaced
 
 SpaceName = Literal["paper", "ours"]
 Space = dict[str, Sequence[Any]]
@@ -55,6 +56,8 @@ class Entry:
 
     def settings(self, space: SpaceName, metric: str, trials: int | None) -> list[Config]:
         """Return the configurations of the trials: random points of the space, or all of it if `trials` is None."""
+        from drm_triton.training.tune import draws, replaced
+
         base, options = self.base(space, metric), self.space(space)
         if not options:
             return [base]
@@ -65,8 +68,10 @@ class Entry:
         return [_derived(self, space, replaced(base, **point)) for point in points]
 
 
-def _grid(space: Space, base: Config) -> Iterator[Point]:
+def _grid(space: Space, base: Config) -> Iterator[dict[str, Any]]:
     """Yield all points of a space that the configuration accepts."""
+    from drm_triton.training.tune import replaced
+
     for values in product(*space.values()):
         point = dict(zip(space, values, strict=True))
         try:
@@ -78,6 +83,8 @@ def _grid(space: Space, base: Config) -> Iterator[Point]:
 
 def _derived(entry: Entry, space: SpaceName, config: Config) -> Config:
     """Set options that depend on others: the paper has 15 negatives for each positive of DRM."""
+    from drm_triton.training.tune import replaced
+
     if space == "paper" and entry.model == "drm":
         return replaced(config, eta=15 * config.to_dict()["rho"])
     return config

@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,8 +159,8 @@ class Comparison:
     def _run_tasks(self, title: str, tasks: list[Task], workers: int, reporter: Reporter) -> None:
         if not tasks:
             return
-        with reporter.step(title, len(tasks), "trainings") as step, _pool(min(workers, len(tasks))) as pool:
-            for outcome in pool.imap_unordered(run_task, tasks):
+        with reporter.step(title, len(tasks), "trainings") as step, _runner(min(workers, len(tasks))) as run:
+            for outcome in run(run_task, tasks):
                 self.outcomes.append(outcome)
                 self._append(outcome)
                 step.advance()
@@ -238,8 +238,10 @@ def names_of(text: str) -> tuple[str, ...]:
 
 def space_name(text: str) -> SpaceName:
     """Return the name of a search space, verified."""
-    if text == "paper" or text == "ours":
-        return text
+    if text == "paper":
+        return "paper"
+    if text == "ours":
+        return "ours"
     raise InputError(f"`space` must be paper or ours, got {text!r}")
 
 
@@ -313,8 +315,11 @@ def _key(task: Task | Outcome) -> str:
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[Any]:
-    """Make a pool of processes with one thread each."""
+def _runner(workers: int) -> Iterator[Callable[..., Iterable[Outcome]]]:
+    """Make a function that maps tasks to outcomes, in processes with one thread each, or here if one is enough."""
+    if workers == 1:
+        yield map
+        return
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # the processes read it when they start
     try:
@@ -323,4 +328,4 @@ def _pool(workers: int) -> Iterator[Any]:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
     with pool:
-        yield pool
+        yield pool.imap_unordered

@@ -18,13 +18,12 @@ from drm_triton.errors import InputError
 from drm_triton.experiments.paired import ALPHA, MARK, Mean, PairedTest, compare_users, table_of_means, table_of_tests
 from drm_triton.experiments.significance import LEVEL, RESAMPLES
 from drm_triton.experiments.tables import latex, markdown, markdown_text
-from drm_triton.names import CUT_OFFS, METRICS, MIN_TRAIN
+from drm_triton.names import COMPARED_METRICS, CUT_OFFS, METRICS, MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.held_out import HeldOut
 from drm_triton.report.measure import distinct_names
 from drm_triton.training.run import checkpoint_directory
 
-DEFAULT_METRICS = ("ndcg", "map", "recall")
 MARKER = "compare.json"  # the file by which a directory is recognised as a comparison
 
 
@@ -86,7 +85,7 @@ class RunComparison:
         tables = [latex(*table_of_means(self.means, self.tests), caption, "tab:means")]
         for number, tests in enumerate(self.pairs, 1):
             caption = f"{tests[0].a} and {tests[0].b}: {self.title}."
-            tables.append(latex(*table_of_tests(tests), caption, f"tab:pair-{number}"))
+            tables.append(latex(*table_of_tests(tests), caption, f"tab:pair-{number}", wide=True))
         return "\n".join(tables)
 
     def plot(self, path: Path) -> None:
@@ -107,7 +106,7 @@ class RunComparison:
 
 def compare_runs(
     runs: Sequence[str | Path],
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str] = COMPARED_METRICS,
     ks: Sequence[int] = CUT_OFFS,
     on: str = "test",
     dataset: Path | None = None,
@@ -127,44 +126,26 @@ def compare_runs(
     reporter : receives the progress
     """
     columns = metric_columns(metrics, ks)
+    cut_offs = sorted({int(column.partition("@")[2]) for column in columns})
     paths = [Path(run) for run in runs]
-    if len(paths) < 2:
-        raise InputError(f"give two or more `runs` to compare, for example runs/a runs/b; got {len(paths)}")
-    places = [checkpoint_directory(path).resolve() for path in paths]
-    for number, place in enumerate(places):
-        if place in places[:number]:
-            first = paths[places.index(place)]
-            raise InputError(f"{paths[number]} and {first} are the same run; give each run once")
-    # Check all runs before the first is measured. Only one model at a time stays in memory.
-    described = [_describe(path, on, dataset) for path in paths]
-    for path, one in zip(paths, described, strict=True):
-        if one["checksum"] != described[0]["checksum"]:
-            raise InputError(
-                f"{paths[0]} and {path} were trained on different data ({described[0]['dataset']}, {one['dataset']}; "
-                f"checksums {described[0]['checksum'][:12]}, {one['checksum'][:12]}); give runs on the same data set"
-            )
+    _check_distinct(paths)
     names = distinct_names(paths)
-    if len({one["fit_on"] for one in described}) > 1:
-        fits = ", ".join(f"{name} on {one['fit_on']}" for name, one in zip(names, described, strict=True))
+    # Check all runs before the first is measured. Only one model at a time stays in memory.
+    dataset, checksum, fit_parts = _common_data(paths, on, dataset)
+    if len(set(fit_parts)) > 1:
+        fits = ", ".join(f"{name} on {parts}" for name, parts in zip(names, fit_parts, strict=True))
         warnings.warn(f"some runs were trained on more of the data than others: {fits}", stacklevel=2)
     values = {}
     for name, path in zip(names, paths, strict=True):
         step = f"{name}: ranking all items for every user"
-        frame = HeldOut.of_run(path, on, dataset).evaluate(_cut_offs(columns), min_train, reporter, step).per_user
+        frame = HeldOut.of_run(path, on, dataset).evaluate(cut_offs, min_train, reporter, step).per_user
         values[name] = np.stack([frame[column].to_numpy() for column in columns], 1)
     means, tests = compare_users(values, columns, reporter=reporter)
-    return RunComparison(
-        dataset=described[0]["dataset"],
-        checksum=described[0]["checksum"],
-        on=on,
-        users=len(frame),
-        runs=[
-            {"name": name, "path": str(path), "fit_on": one["fit_on"]}
-            for name, path, one in zip(names, paths, described, strict=True)
-        ],
-        means=means,
-        tests=tests,
-    )
+    described = [
+        {"name": name, "path": str(path), "fit_on": parts}
+        for name, path, parts in zip(names, paths, fit_parts, strict=True)
+    ]
+    return RunComparison(str(dataset), checksum, on, tests[0].users, described, means, tests)
 
 
 def metric_columns(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
@@ -189,17 +170,30 @@ def metric_columns(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
     return list(dict.fromkeys(columns))
 
 
-def _cut_offs(columns: Sequence[str]) -> list[int]:
-    return sorted({int(column.partition("@")[2]) for column in columns})
+def _check_distinct(paths: Sequence[Path]) -> None:
+    if len(paths) < 2:
+        raise InputError(f"give two or more `runs` to compare, for example runs/a runs/b; got {len(paths)}")
+    found: dict[Path, Path] = {}
+    for path in paths:
+        first = found.setdefault(checkpoint_directory(path).resolve(), path)
+        if first is not path:
+            raise InputError(f"{first} and {path} are the same run; give each run once")
 
 
-def _describe(path: Path, on: str, dataset: Path | None) -> dict[str, str]:
-    measured = HeldOut.of_run(path, on, dataset)
-    return {
-        "dataset": str(measured.data.path),
-        "checksum": measured.data.checksum,
-        "fit_on": measured.model.config.fit_on,
-    }
+def _common_data(paths: Sequence[Path], on: str, dataset: Path | None) -> tuple[Path | None, str, list[str]]:
+    """Return path and checksum of the data set that all runs were trained on, and `fit_on` of each run."""
+    described = []
+    for path in paths:
+        measured = HeldOut.of_run(path, on, dataset)
+        described.append((measured.data.path, measured.data.checksum, measured.model.config.fit_on))
+    place, checksum, _ = described[0]
+    for path, (other_place, other, _) in zip(paths, described, strict=True):
+        if other != checksum:
+            raise InputError(
+                f"{paths[0]} and {path} were trained on different data ({place}, {other_place}; checksums "
+                f"{checksum[:12]}, {other[:12]}); give runs on the same data set"
+            )
+    return place, checksum, [fit_on for _, _, fit_on in described]
 
 
 def _legend(comparisons: int) -> str:

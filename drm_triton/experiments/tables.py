@@ -27,6 +27,8 @@ LATEX_SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "[": "{[}",  # at the start of a row, it would be an argument of the end of the row above
+    "]": "{]}",
 }
 MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
@@ -77,7 +79,7 @@ def markdown(header: Sequence[str], rows: Sequence[Row]) -> str:
     return line(texts[0]) + rule + "".join(map(line, texts[1:]))
 
 
-def latex(header: Sequence[str], rows: Sequence[Row], caption: str = "", label: str = "") -> str:
+def latex(header: Sequence[str], rows: Sequence[Row], caption: str = "", label: str = "", wide: bool = False) -> str:
     r"""Return a table in LaTeX, with the rules of booktabs. The first column is aligned left, the others right.
 
     Parameters
@@ -85,7 +87,8 @@ def latex(header: Sequence[str], rows: Sequence[Row], caption: str = "", label: 
     header : names of the columns
     rows : cells
     caption : text above the table, optional
-    label : key for \ref, optional; letters, digits and any of ``:.-``
+    label : key for \ref, optional; letters, digits and any of ``_ : . -``
+    wide : as wide as the page if the text has two columns
 
     Examples
     --------
@@ -104,9 +107,10 @@ def latex(header: Sequence[str], rows: Sequence[Row], caption: str = "", label: 
     """
     if not re.fullmatch(r"[\w:.-]*", label, re.ASCII):
         raise InputError(f"latex: `label` may have letters, digits and any of _ : . -, got {label!r}")
+    environment = "table*" if wide else "table"
     head, *body = ([_latex_cell(cell) for cell in row] for row in _checked(header, rows))
     lines = [
-        r"\begin{table}",
+        rf"\begin{{{environment}}}",
         r"  \centering",
         *([rf"  \caption{{{latex_text(caption)}}}"] if caption else []),
         *([rf"  \label{{{label}}}"] if label else []),
@@ -117,7 +121,7 @@ def latex(header: Sequence[str], rows: Sequence[Row], caption: str = "", label: 
         *(rf"    {' & '.join(row)} \\" for row in body),
         r"    \bottomrule",
         r"  \end{tabular}",
-        r"\end{table}",
+        rf"\end{{{environment}}}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -12,16 +12,30 @@ from typing import TYPE_CHECKING, Any
 from drm_triton.errors import InputError
 
 if TYPE_CHECKING:
+    from drm_triton.models.bpr import BPR
+    from drm_triton.models.cdae import CDAE
+    from drm_triton.models.cml import CML
+    from drm_triton.models.ials import IALS
     from drm_triton.models.popularity import Popularity
+    from drm_triton.models.sqlrank import SQLRank
+    from drm_triton.models.warp import WARP
+    from drm_triton.models.wmf import WMF
     from drm_triton.recommender import Recommender
 
 # The name of a model, as in `drm-triton train --model` -> its module and its class. Modules are imported on first use.
 MODELS = {
     "drm": ("drm_triton.model", "DRM"),
+    "cdae": ("drm_triton.models.cdae", "CDAE"),
+    "bpr": ("drm_triton.models.bpr", "BPR"),
+    "wmf": ("drm_triton.models.wmf", "WMF"),
+    "warp": ("drm_triton.models.warp", "WARP"),
+    "cml": ("drm_triton.models.cml", "CML"),
+    "sqlrank": ("drm_triton.models.sqlrank", "SQLRank"),
+    "ials": ("drm_triton.models.ials", "IALS"),
     "popularity": ("drm_triton.models.popularity", "Popularity"),
 }
 
-__all__ = ["Popularity", "load", "model_class"]
+__all__ = ["BPR", "CDAE", "CML", "IALS", "WARP", "WMF", "Popularity", "SQLRank", "load", "model_class"]
 
 
 def model_class(name: str) -> "type[Recommender[Any]]":

@@ -5,11 +5,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from drm_triton.base_config import TRAINING, Config
-from drm_triton.config import TrainConfig
+from drm_triton.base_config import LISTS, LOSS, MODEL, TRAINING, Config
+from drm_triton.config import SAMPLED_BATCH, TrainConfig
 from drm_triton.errors import InputError
-from drm_triton.names import MAX_INT32, MAX_SEED, BackendChoice, FitOn
+from drm_triton.names import MAX_FLOAT32, MAX_INT32, MAX_SEED, BackendChoice, CovForm, FitOn, NegativeSampling, Output
 from drm_triton.options import option
+
+MAX_RATIO = 1000  # negatives for each item of a user
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,365 @@ class PopularityConfig(ModelConfig):
     model: ClassVar[str] = "popularity"
 
 
-CONFIGS: dict[str, type[Config]] = {config.model: config for config in (TrainConfig, PopularityConfig)}
+@dataclass(frozen=True)
+class SQLRankConfig(ModelConfig):
+    """Options of `SQLRank`."""
+
+    model: ClassVar[str] = "sqlrank"
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    ratio: int = option(
+        10, "Number of negatives for each item of a user.", LISTS, least=1, most=MAX_RATIO, search=(3, 5, 10)
+    )
+    regularization: float = option(
+        1.0,
+        "Weight of the squared norms of the factors.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        search=(0.3, 1.0, 2.0, 4.0),
+    )
+    lr: float = option(
+        0.1,
+        "Learning rate of the first epoch. `lr` times `regularization` must be below 2.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=("1e-4 to 0.1",),
+        search=(0.05, 0.1, 0.2, 0.4),
+    )
+    lr_decay: float = option(
+        0.97, "Factor of the learning rate from one epoch to the next.", TRAINING, positive=True, most=1.0
+    )
+    epochs: int = option(60, "Number of passes over the users.", TRAINING, least=1, most=MAX_INT32)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr * self.regularization >= 2:
+            raise InputError(
+                f"`lr` times `regularization` must be below 2, got {self.lr:g} * {self.regularization:g}: each step "
+                "multiplies all factors by 1 - `lr` * `regularization`, so they would grow without bound; lower one of "
+                "them"
+            )
+
+
+@dataclass(frozen=True)
+class CDAEConfig(ModelConfig):
+    """Options of `CDAE`."""
+
+    model: ClassVar[str] = "cdae"
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    tied: bool = option(True, "Whether the input and the output vector of an item are the same.", MODEL)
+    corruption: float = option(
+        0.5,
+        "Probability with which an item of a user is left out of the input in training.",
+        MODEL,
+        least=0.0,
+        most=0.99,
+        search=(0.2, 0.5, 0.8),
+    )
+    output: Output = option(
+        "sampled", "Outputs that the loss is computed for: a user's items and sampled negatives, or all items.", LISTS
+    )
+    ratio: int = option(
+        5,
+        "Number of negatives for each item of a user, with `output` sampled.",
+        LISTS,
+        least=1,
+        most=MAX_RATIO,
+        search=(3, 5, 10),
+    )
+    regularization: float = option(
+        0.01,
+        "Weight of the squared norms of the rows that a step changes.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(1e-4, 1e-3, 3e-3, 0.01, 0.03),
+        search=(1e-3, 3e-3, 0.01, 0.03),
+    )
+    lr: float = option(
+        0.1,
+        "Learning rate of Adagrad.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=("1e-4 to 0.1",),
+        search=(0.03, 0.05, 0.1, 0.2),
+    )
+    epochs: int = option(50, "Number of passes over the users.", TRAINING, least=1, most=MAX_INT32)
+
+    def idle(self) -> set[str]:
+        """Return the options that do not change the training, whatever their values."""
+        return {"ratio"} if self.output == "full" else set()
+
+
+@dataclass(frozen=True)
+class BPRConfig(ModelConfig):
+    """Options of `BPR`."""
+
+    model: ClassVar[str] = "bpr"
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    negative_sampling: NegativeSampling = option(
+        "uniform",
+        "How the item of a pair that the user does not have is drawn: uniformly, or in proportion to its popularity.",
+        LISTS,
+        paper=("popularity",),
+        search=("uniform", "popularity"),
+    )
+    regularization: float = option(
+        0.01,
+        "Weight of the squared norms.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
+        search=(0.001, 0.003, 0.01, 0.03),
+    )
+    lr: float = option(
+        0.05,
+        "Learning rate.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.005, 0.01, 0.03, 0.05, 0.1),
+        search=(0.02, 0.05, 0.1),
+    )
+    epochs: int = option(
+        60, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(30, 60, 120)
+    )
+
+
+@dataclass(frozen=True)
+class WARPConfig(ModelConfig):
+    """Options of `WARP`."""
+
+    model: ClassVar[str] = "warp"
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    max_sampled: int = option(
+        10,
+        "Number of items that are drawn at most to find one that ranks too high.",
+        LISTS,
+        least=1,
+        most=10_000,
+        paper=("10 to 50",),
+        search=(10, 30, 50),
+    )
+    lr: float = option(
+        0.05,
+        "Learning rate.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.005, 0.01, 0.03, 0.05, 0.1),
+        search=(0.02, 0.05, 0.1),
+    )
+    epochs: int = option(
+        20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 40)
+    )
+
+
+@dataclass(frozen=True)
+class CMLConfig(ModelConfig):
+    """Options of `CML`. Those that `TrainConfig` has too mean the same."""
+
+    model: ClassVar[str] = "cml"
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    eta: int | None = option(
+        20,
+        "Number of negatives in a training list: items that its user does not have.",
+        LISTS,
+        least=1,
+        most=MAX_INT32,
+        paper=("10 to 50",),
+        search=(20, 50),
+    )
+    margin: float = option(
+        1.0,
+        "By how much a positive should score above a negative, in the hinge part.",
+        LOSS,
+        paper=(1,),
+        search=(0.5, 1.0, 1.9),
+    )
+    cov: float = option(
+        0.0,
+        "Weight of the covariance regularisation.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.1, 0.5, 1, 3, 5, 10),
+        search=(0.0, 1.0, 10.0),
+    )
+    cov_every: int = option(
+        10,
+        "Number of steps between covariance gradients. Each gradient is multiplied by this number.",
+        LOSS,
+        least=1,
+        most=MAX_INT32,
+    )
+    cov_form: CovForm = option(
+        "decorrelate",
+        "Formula of the covariance regularisation: decorrelate the factors, or as printed in the paper.",
+        LOSS,
+        paper=("printed",),
+    )
+    lr: float = option(
+        0.1,
+        "Learning rate of Adagrad.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.005, 0.01, 0.03, 0.05, 0.1),
+        search=(0.05, 0.1, 0.2),
+    )
+    batch_size: int | None = option(
+        None, "Number of lists in a training step.", TRAINING, least=1, most=MAX_INT32, unset=f"{SAMPLED_BATCH}"
+    )
+    epochs: int = option(
+        20, "Number of passes over the training lists.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 40)
+    )
+
+
+@dataclass(frozen=True)
+class ALSConfig(ModelConfig):
+    """Options of the models that are fitted by alternating least squares."""
+
+    factors: int = option(
+        64,
+        "Length of the user and item vectors, d.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        paper=(16, 32, 64, 128),
+        search=(32, 64, 128),
+    )
+    regularization: float = option(
+        0.03,
+        "Weight of the squared norms.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
+        search=(0.01, 0.1, 1.0, 10.0),
+    )
+    epochs: int = option(
+        15, "Number of times that all users and all items are fitted.", TRAINING, least=1, most=MAX_INT32
+    )
+
+
+@dataclass(frozen=True)
+class WMFConfig(ALSConfig):
+    """Options of `WMF`."""
+
+    model: ClassVar[str] = "wmf"
+
+    confidence: float = option(
+        10.0,
+        "Weight of an interaction, where a pair without one has the weight 1.",
+        LOSS,
+        least=1,
+        most=MAX_FLOAT32,
+        paper=(1, 3, 5, 10, 20),
+        search=(3.0, 10.0, 30.0),
+    )
+
+
+@dataclass(frozen=True)
+class IALSConfig(ALSConfig):
+    """Options of `IALS`."""
+
+    model: ClassVar[str] = "ials"
+
+    block: int = option(
+        128,
+        "Number of columns of the factors that are fitted at once. With `factors` or more, each step is exact.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+    )
+    regularization: float = option(
+        0.01,
+        "Weight of the squared norms, times a power of the weight of the row; see `ridge_power`.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        search=(0.001, 0.003, 0.01, 0.03),
+    )
+    unobserved_weight: float = option(
+        0.1,
+        "Weight of all pairs of a user and an item, where an interaction has the further weight 1.",
+        LOSS,
+        positive=True,
+        most=MAX_FLOAT32,
+        search=(0.01, 0.03, 0.1, 0.3),
+    )
+    ridge_power: float = option(
+        1.0,
+        "How the ridge of a row grows with the weight of its pairs: not at all with 0, in proportion with 1.",
+        LOSS,
+        least=0,
+        most=2,
+    )
+
+
+CONFIGS: dict[str, type[Config]] = {
+    config.model: config
+    for config in (
+        TrainConfig,
+        PopularityConfig,
+        SQLRankConfig,
+        CDAEConfig,
+        BPRConfig,
+        WARPConfig,
+        CMLConfig,
+        WMFConfig,
+        IALSConfig,
+    )
+}
 
 
 def config_class(model: str) -> type[Config]:

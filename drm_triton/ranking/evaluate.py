@@ -33,7 +33,7 @@ class Evaluation:
     Attributes
     ----------
     means : mean of each metric over users, under keys such as `ndcg@10`; also `coverage@K`, the share of all items
-        that appear in at least one top K
+        that appear in at least one top K, and, if asked for, `gini@K` and `entropy@K`
     per_user : frame with one row per evaluated user: row number `user`, `n_train`, `n_held_out` and each metric
     """
 
@@ -48,6 +48,7 @@ def evaluate(
     ks: Sequence[int] = CUT_OFFS,
     min_train: int = MIN_TRAIN,
     progress: Callable[[int, int], None] | None = None,
+    beyond_accuracy: bool = False,
 ) -> Evaluation:
     """Rank all unseen items for each measurable user and compare the ranking with the held-out items.
 
@@ -59,6 +60,7 @@ def evaluate(
     ks : cut-offs
     min_train : minimum number of training interactions of a user
     progress : called with (users done, users in total)
+    beyond_accuracy : also compute the metrics of `drm_triton.ranking.beyond_accuracy`, with `seen` as training matrix
 
     Returns
     -------
@@ -77,10 +79,13 @@ def evaluate(
     n_items = held_out.shape[1]
     recommended = {k: np.zeros(n_items, dtype=bool) for k in ks}
     columns: dict[str, list[NDArray[np.float64]]] = {}
+    lists: list[NDArray[np.int32]] = []
     for start in range(0, len(users), QUERIES_PER_BLOCK):
         block = users[start : start + QUERIES_PER_BLOCK]
         items = rank(block, seen.take(block), max(ks))
         hits = membership(items, held_out.take(block))
+        if beyond_accuracy:
+            lists.append(items)
         for k in ks:
             top = items[:, :k]
             recommended[k][top[top >= 0]] = True
@@ -89,8 +94,15 @@ def evaluate(
         if progress is not None:
             progress(min(start + QUERIES_PER_BLOCK, len(users)), len(users))
     per_user = {name: np.concatenate(blocks) for name, blocks in columns.items()}
+    exposure = {}
+    if beyond_accuracy:
+        from drm_triton.ranking.beyond_accuracy import exposure_metrics, list_metrics  # compiled code, rarely needed
+
+        per_user |= list_metrics(np.concatenate(lists), seen, ks)
+        exposure = exposure_metrics(np.concatenate(lists), n_items, ks)
     means = {name: float(values.mean()) for name, values in per_user.items()}
     means.update({f"coverage@{k}": float(recommended[k].mean()) for k in ks})
+    means.update(exposure)
     frame = pl.DataFrame({"user": users, "n_train": n_train[users], "n_held_out": n_held_out[users], **per_user})
     return Evaluation(means, frame)
 

@@ -58,6 +58,7 @@ class HeldOut:
         min_train: int = MIN_TRAIN,
         reporter: Reporter = SILENT,
         step: str = "ranking all items for every user",
+        beyond_accuracy: bool = False,
     ) -> Evaluation:
         """Rank all unseen items for every user, and report the progress under the name `step`."""
         with reporter.step(step, total=self.data.n_users, unit="users") as shown:
@@ -68,4 +69,5 @@ class HeldOut:
                 ks,
                 min_train,
                 lambda done, total: shown.advance(done - shown.done),
+                beyond_accuracy,
             )

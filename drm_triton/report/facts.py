@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drm_triton.base_config import Config
+from drm_triton.data.split import split_text
 from drm_triton.names import SPLIT_PARTS
 from drm_triton.options import FILE_NAMES, default_text
 from drm_triton.report import svg
@@ -106,5 +107,4 @@ def data_section(data: Sequence[RunData]) -> str:
 def _split(options: Any) -> str:
     if not options:
         return "–"
-    ratios = "/".join(f"{100 * ratio / sum(options['ratios']):g}" for ratio in options["ratios"])
-    return escape(f"{options['split']} {ratios}, seed {options['seed']}")
+    return escape(split_text(options))

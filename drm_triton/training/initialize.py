@@ -94,7 +94,7 @@ def _inverse_sqrt(degree: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(1 / np.sqrt(np.maximum(degree, 1), dtype=np.float32)).to(device)
 
 
-def _for_blocks(function: Callable[[slice], object], starts: Iterable[int], X: Tensor) -> None:
+def for_blocks(function: Callable[[slice], object], starts: Iterable[int], X: Tensor) -> None:
     """Call a function with the blocks of rows of X that begin at `starts`. On a CPU, all threads share the blocks."""
     tasks = [partial(function, slice(start, min(start + BLOCK_ROWS, len(X)))) for start in starts]
     if X.device.type == "cpu":
@@ -116,22 +116,23 @@ def _product(R: Rows, left: Tensor, right: Tensor, Y: Tensor) -> Tensor:
         sums = torch.nn.functional.embedding_bag(columns, Y, offsets, mode="sum", include_last_offset=True)
         torch.mul(sums, left[rows, None], out=X[rows])
 
-    _for_blocks(of_rows, range(0, len(X), BLOCK_ROWS), X)
+    for_blocks(of_rows, range(0, len(X), BLOCK_ROWS), X)
     return X
 
 
-def _inner_products(X: Tensor) -> Tensor:
-    """Return X^T X in float64: [r, r]. The blocks are added up in their order."""
-    total = X.new_zeros(X.shape[1], X.shape[1], dtype=torch.float64)
+def inner_products(X: Tensor, Y: Tensor | None = None) -> Tensor:
+    """Return X^T Y in float64, by default X^T X: [r, r]. The blocks are added up in their order."""
+    Y = X if Y is None else Y
+    total = X.new_zeros(X.shape[1], Y.shape[1], dtype=torch.float64)
     for first in range(0, len(X), BLOCKS_AT_ONCE * BLOCK_ROWS):
         starts = range(first, min(first + BLOCKS_AT_ONCE * BLOCK_ROWS, len(X)), BLOCK_ROWS)
         products = dict[int, Tensor]()
 
         def of_rows(rows: slice, products: dict[int, Tensor] = products) -> None:
-            block = X[rows].double()
-            products[rows.start] = block.T @ block
+            left = X[rows].double()
+            products[rows.start] = left.T @ (left if Y is X else Y[rows].double())
 
-        _for_blocks(of_rows, starts, X)
+        for_blocks(of_rows, starts, X)
         for start in starts:
             total += products[start]
     return total
@@ -139,14 +140,14 @@ def _inner_products(X: Tensor) -> Tensor:
 
 def _eigenvectors(X: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of X^T X. A matrix this small is faster on the CPU."""
-    squares, W = torch.linalg.eigh(_inner_products(X).cpu())
+    squares, W = torch.linalg.eigh(inner_products(X).cpu())
     return squares.to(X.device), W.to(X.device)
 
 
 def _times(X: Tensor, W: Tensor) -> None:
     """Multiply a table by a small matrix from the right, in place."""
     W = W.to(X.dtype)
-    _for_blocks(lambda rows: X[rows].copy_(X[rows] @ W), range(0, len(X), BLOCK_ROWS), X)
+    for_blocks(lambda rows: X[rows].copy_(X[rows] @ W), range(0, len(X), BLOCK_ROWS), X)
 
 
 def _orthonormalise(X: Tensor) -> None:

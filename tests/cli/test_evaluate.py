@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
+from drm_triton import Dataset
 from tests.conftest import call
 
 
@@ -38,6 +40,46 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
     assert "mean ndcg@10 by training interactions" in out
+
+
+def test_evaluate_beyond_accuracy(run: Path) -> None:
+    names = ("novelty", "diversity", "avg_popularity", "tail_share", "user_coverage", "gini", "entropy")
+    code, out, _ = call("evaluate", run, "--beyond-accuracy")
+    assert code == 0
+    assert all(f"{name}@{k}" in out for name in names for k in (10, 50))
+    found = json.loads(call("evaluate", run, "--beyond-accuracy", "--json")[1])
+    assert all(f"{name}@{k}" in place for name in names for k in (10, 50) for place in (found, found["popularity"]))
+    assert found["popularity"]["tail_share@10"] < found["tail_share@10"]
+    assert found["popularity"]["avg_popularity@10"] > found["avg_popularity@10"]
+    assert not any(name.startswith("novelty") for name in json.loads(call("evaluate", run, "--json")[1]))
+
+
+def test_a_public_split_has_its_own_protocol_and_leaderboard(stored: Path, run: Path, tmp_path: Path) -> None:
+    data = Dataset.load(stored)
+    data.meta["public_split"] = "amazon-cds-m1"
+    data.save(tmp_path / "public")
+
+    def means(*arguments: object) -> dict[str, Any]:
+        code, out, errors = call("evaluate", run, "--json", *arguments)
+        assert code == 0, errors
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    public = ["-d", tmp_path / "public"]
+    found = means(*public)
+    assert {"ndcg@10", "ndcg@20", "ndcg@50"} <= found.keys()
+    assert found == {**means("--min-train", 1, "--k", "10,20,50"), "published": found["published"]}
+    assert found["published"][-1]["model"] == "SimpleX"
+    assert "published" not in means(*public, "--on", "valid")
+    explicit = means(*public, "--min-train", 15, "--k", 10)
+    assert explicit.items() >= means("--min-train", 15, "--k", 10).items()
+    assert explicit["users"] < found["users"]
+    code, out, _ = call("evaluate", run, *public)
+    assert code == 0
+    assert "this model" in out
+    assert "SimpleX" in out
+    assert "SimpleX" not in call("evaluate", run, *public, "--k", 10)[1]  # there is nothing to compare
+    assert "SimpleX" not in call("evaluate", run)[1]
 
 
 @pytest.mark.parametrize(

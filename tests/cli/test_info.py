@@ -34,6 +34,18 @@ def test_text_describes_filters_and_split(prepared: Path) -> None:
     assert "rating >= 3" in out
 
 
+def test_a_public_split_is_printed_with_its_leaderboard(prepared: Path) -> None:
+    data = Dataset.load(prepared)
+    assert json.loads(call("info", prepared, "--json")[1])["leaderboard"] == []
+    data.meta["public_split"] = "ml-1m-m1"
+    data.save(prepared.with_name("public"))
+    code, out, _ = call("info", prepared.with_name("public"))
+    assert code == 0
+    assert "SimpleX                         0.2802    0.2670  BARS" in out
+    facts = json.loads(call("info", prepared.with_name("public"), "--json")[1])
+    assert {"model": "UltraGCN", "recall@20": 0.2787, "ndcg@20": 0.2642}.items() <= facts["leaderboard"][-2].items()
+
+
 def test_a_missing_data_set(tmp_path: Path) -> None:
     code, out, err = call("info", tmp_path / "nowhere")
     assert (code, out) == (2, "")

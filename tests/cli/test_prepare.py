@@ -91,6 +91,66 @@ def test_weights(run: Run) -> None:
     assert Dataset.load("e").checksum == data.checksum
 
 
+def test_files_that_are_already_split(run: Run) -> None:
+    Path("train.txt").write_text("".join(f"{u} {u} {u + 1} {u + 2}\n" for u in range(20)))
+    Path("test.txt").write_text("".join(f"{u} {u + 3}\n" for u in range(20)))
+    parts = ["--train", "train.txt", "--test", "test.txt"]
+    code, out, err = run("prepare", "lists", *parts, "--out", "d")
+    assert code == 0, err
+    assert "\nsplit predefined\n" in out
+    code, out, _ = run("prepare", "lists", *parts, "--out", "e", "--valid-ratio", "0.1", "--seed", 7, "--json")
+    facts = json.loads(out)
+    assert (facts["train"], facts["valid"], facts["test"]) == (54, 6, 20)
+    assert facts["options"] == {"split": "predefined", "valid_ratio": 0.1, "seed": 7}
+    assert "split predefined, 0.1 of train drawn for validation, seed 7" in run("info", "e")[1]
+    Path("valid.txt").write_text("0 9\n")
+    code, out, _ = run("prepare", "lists", *parts, "--valid", "valid.txt", "--out", "f", "--json")
+    assert json.loads(out)["valid"] == 1
+
+
+def test_tables_that_are_already_split(run: Run) -> None:
+    Path("a.csv").write_text("who,what\nann,x\nbob,y\n")
+    Path("b.csv").write_text("who,what\nann,y\n")
+    code, out, err = run(
+        "prepare", "table", "--train", "a.csv", "--test", "b.csv", "--user", "who", "--item", "what", "--out", "d",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)
+    assert (facts["train"], facts["valid"], facts["test"]) == (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("lists --train a.txt", "--test is missing"),
+        ("lists --test b.txt", "--train is missing"),
+        ("lists --valid b.txt", "--train is missing"),
+        ("lists --train a.txt --test nowhere.txt", "there is no file nowhere.txt: check --test"),
+        ("lists --train a.txt --test a.txt", "--train and --test are the same file"),
+        ("lists --train a.txt --test overlap.txt", "1 of 2 interactions of --test are in --train too"),
+        ("lists --train a.txt --test b.txt --raw a.txt", "leave out --raw"),
+        ("lists --train a.txt --test b.txt --min-user 2", "already split are kept as they are: leave out --min-user"),
+        ("lists --train a.txt --test b.txt --min-item 2", "leave out --min-item"),
+        ("table --train a.txt --test b.txt --min-rating 2", "leave out --min-rating"),
+        ("lists --train a.txt --test b.txt --ratios 70/10/20", "leave out --ratios"),
+        ("lists --train a.txt --test b.txt --split random", "leave out --split"),
+        ("lists --train a.txt --test b.txt --valid-ratio 1", "--valid-ratio must be at least 0 and below 1"),
+        ("lists --train a.txt --test b.txt --valid a2.txt --valid-ratio 0.5", "leave out --valid-ratio"),
+        ("lists --raw a.txt --valid-ratio 0.1", "--valid-ratio is for files that are already split"),
+        ("melon --train a.txt --test b.txt", "source melon does not use --train and --test"),
+        ("synthetic --train a.txt --test b.txt", "leave out --t"),
+        ("ml-1m-m1 --raw . --min-user 2", "leave out --min-user"),
+        ("ml-1m-m1 --raw a.txt", "give the folder that contains train.txt and test.txt as --raw"),
+        ("ml-1m-m1 --train a.txt --test b.txt", "source ml-1m-m1 does not use --train and --test"),
+    ],
+)
+def test_bad_parts(run: Run, arguments: str, words: str) -> None:
+    for name, content in {"a": "0 1\n1 2 7\n", "a2": "1 8\n", "b": "0 2\n", "overlap": "0 1 2\n"}.items():
+        Path(f"{name}.txt").write_text(content)
+    assert words in fails(run, "prepare", *arguments.split(), "--out", "out", "--quiet")
+
+
 def test_sources_without_columns_have_no_weights(run: Run) -> None:
     Path("users.dat").write_text("1 2 3\n2 3 4\n")
     err = fails(run, "prepare", "lists", "--raw", "users.dat", "--out", "d", "--weight", "n", "-q")

@@ -92,6 +92,7 @@ def test_files(comparison: RunComparison, tmp_path: Path) -> None:
     tex = (out / "compare.tex").read_text()
     assert r"l2 \& \textless{}b\textgreater{}\textbar{}\$x\_y\$" in tex
     assert tex.count(r"\begin{tabular}{lrrr}") == tex.count(r"\begin{tabular}{lrrrrrrrr}") == 1
+    assert tex.count(r"\begin{table*}") == tex.count(r"\end{table*}") == 1
     rows = re.findall(r"^    (.*) \\\\$", tex, re.MULTILINE)
     assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [4] * 3 + [9] * 4
 

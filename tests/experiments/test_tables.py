@@ -100,6 +100,15 @@ def test_latex_of_a_name_with_markup() -> None:
     )
 
 
+def test_a_row_of_latex_may_start_with_a_bracket() -> None:
+    assert "    {[}1{]} & 2 \\\\\n" in latex(["model", "x"], [["a", "1"], ["[1]", "2"]])
+
+
+def test_a_wide_table_of_latex() -> None:
+    lines = latex(["model"], [["A"]], wide=True).splitlines()
+    assert (lines[0], lines[-1]) == (r"\begin{table*}", r"\end{table*}")
+
+
 def test_minus_signs_of_latex() -> None:
     assert latex_text("-0.5, -1 to run-2 and e-5") == "$-$0.5, $-$1 to run-2 and e-5"
 

@@ -76,12 +76,12 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
             record(name, len(frame), frame["user"].n_unique(), frame["item"].n_unique())
         if options.min_rating is not None:
             frame = frame.filter("keep").drop("keep")
-        codes = _encode(frame, user_ids, item_ids)
+        codes = to_codes(frame, user_ids, item_ids)
         del frame
         if options.min_rating is not None:
             counts = (_present(codes[role].to_numpy()) for role in ("user", "item"))
             record(f"rating >= {options.min_rating:g}", len(codes), *counts)
-        users, items, time, weights = _distinct(codes)
+        users, items, time, weights = distinct(codes)
         del codes
         record("one row per user and item", len(users), _present(users), _present(items))
         if max(options.min_user, options.min_item) > 1:
@@ -110,7 +110,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     meta: dict[str, Any] = {"source": "frame", "options": asdict(options), "steps": steps}
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
-    return Dataset(train, valid, test, user_ids.to_frame(), _with_titles(item_ids, raw), meta)
+    return Dataset(train, valid, test, user_ids.to_frame(), with_titles(item_ids, raw), meta)
 
 
 def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
@@ -138,7 +138,7 @@ def _empty_error(steps: list[dict[str, Any]], raw: RawInteractions) -> InputErro
     )
 
 
-def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:
+def to_codes(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:
     """Replace external ids by codes, their positions in the sorted ids."""
     lazy = frame.lazy()
     for role, ids in (("user", user_ids), ("item", item_ids)):
@@ -147,7 +147,7 @@ def _encode(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl
     return lazy.collect(engine="streaming")
 
 
-def _distinct(
+def distinct(
     codes: pl.DataFrame,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any] | None, NDArray[np.float32] | None]:
     """Return users, items, times and weights [n], sorted by user, then item.
@@ -190,7 +190,7 @@ def _compact(codes: NDArray[np.int32], ids: pl.Series) -> tuple[NDArray[np.int32
     return (np.cumsum(used, dtype=np.int32) - 1)[codes], ids.filter(pl.Series(used))
 
 
-def _with_titles(item_ids: pl.Series, raw: RawInteractions) -> pl.DataFrame:
+def with_titles(item_ids: pl.Series, raw: RawInteractions) -> pl.DataFrame:
     """Return the table of items, with titles if the source has them."""
     items = item_ids.to_frame()
     if raw.titles is None:

@@ -206,7 +206,7 @@ class Inputs:
                 link = self._new_path(file.suffix)
                 link.symlink_to(path.absolute())
                 file = InputFile(str(path), link, path)
-            if kind == "zip":
+            if kind == "zip" and file.suffix != ".npz":  # arrays are no files to read one by one
                 return self._unzip(path, patterns)
             if kind == "7z":
                 raise InputError(f"{path} is a 7z archive, which cannot be read: unpack it first (7z x {path})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -16,11 +17,13 @@ from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data import data_dir, store
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.leaderboards import PublicSplit
 from drm_triton.data.prepare import synthetic
 from drm_triton.data.prepare.build import BuildOptions, build
 from drm_triton.data.prepare.download import fetch_source
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import Inputs, sha256
+from drm_triton.data.prepare.parts import Parts, PartsOptions, build_parts, read_parts
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.sources import Source, find_source
 from drm_triton.errors import InputError
@@ -32,11 +35,12 @@ def prepare(
     raw: Sequence[str | Path] | None,
     out: str | Path,
     file_format: FileFormat | None = None,
-    options: BuildOptions | None = None,
+    options: BuildOptions | PartsOptions | None = None,
     overwrite: bool = False,
     reporter: Reporter = SILENT,
     own_filter: bool = True,
     download: bool = False,
+    parts: Parts | None = None,
 ) -> Dataset:
     """Prepare the files of a source into the directory `out`.
 
@@ -49,8 +53,8 @@ def prepare(
     out : directory to write
     file_format : FileFormat, optional
         How to read the files, as far as the source allows a choice.
-    options : BuildOptions, optional
-        The source's own filters and the paper's split by default.
+    options : BuildOptions or, for files that are already split, PartsOptions
+        The source's own filters and the paper's split by default; for parts, these parts.
     overwrite : bool
         Replace an existing data set. The old one stays until the new one is complete.
     reporter : Reporter
@@ -59,6 +63,8 @@ def prepare(
         Apply the filter that belongs to the source, if it has one (Epinion's, which gives the paper's counts).
     download : bool
         Download the source's file first, if it has a public address; `raw` must be None.
+    parts : mapping from train, test and perhaps valid to a file, optional
+        Files that are already split, for the sources table and lists; `raw` must be None.
 
     Returns
     -------
@@ -66,11 +72,17 @@ def prepare(
         Opened from `out`.
     """
     place = atomic.check_directory(out, overwrite, store.MARKER)
-    if raw is None:
+    if parts is not None:
+        if raw is not None or download:
+            raise InputError("`train` and `test` are the files: leave out `raw` and `download`")
+    elif raw is None:
         raw = [fetch_source(source, raw_dir(source), reporter)] if download else [find_raw(source)]
     elif download:
         raise InputError("`download` fetches the files: leave out `raw`")
-    data = _read(source, raw, file_format or FileFormat(), options or default_options(source), reporter, own_filter)
+    if options is None:
+        is_split = parts is not None or source.public_split is not None
+        options = PartsOptions() if is_split else default_options(source)
+    data = _read(source, parts or raw or (), file_format or FileFormat(), options, reporter, own_filter)
     return _store(data, source.name, place, overwrite, reporter)
 
 
@@ -149,27 +161,54 @@ def default_options(source: Source) -> BuildOptions:
 
 def _read(
     source: Source,
-    raw: Sequence[str | Path],
+    raw: Sequence[str | Path] | Parts,
     file_format: FileFormat,
-    options: BuildOptions,
+    options: BuildOptions | PartsOptions,
     reporter: Reporter,
     own_filter: bool = True,
 ) -> Dataset:
-    """Read a source's files and build the data set."""
+    """Read a source's files, or a file for each part, and build the data set."""
     given: Mapping[str, Any] = {name: value for name, value in asdict(file_format).items() if value is not None}
     if unused := sorted(given.keys() - source.reads):
         raise InputError(f"source {source.name} does not use `{unused[0]}`: leave it out, or use source table")
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
         with reporter.step("open"):
-            interactions = source.read(Inputs(raw, Path(scratch)), file_format)
+            if isinstance(raw, Mapping):
+                interactions = read_parts(source, raw, Path(scratch), file_format)
+            else:
+                interactions = source.read(Inputs(raw, Path(scratch)), file_format)
         if file_format.weight and interactions.weight is None:
             raise InputError(f"{interactions.name} has no column to choose as `weight`: leave out `weight`")
         if not own_filter:
             interactions = replace(interactions, own_filter=None)
         checksums = pool.submit(sha256, interactions.files)  # in parallel to reading: hashing releases the GIL
-        data = build(interactions, options, reporter)
+        data = _build(interactions, options, reporter)
         data.meta |= {"files": checksums.result(), "reading": given}
+    if source.public_split is not None:
+        _recognise(data, source.name, source.public_split)
     return data
+
+
+def _build(raw: RawInteractions, options: BuildOptions | PartsOptions, reporter: Reporter) -> Dataset:
+    if isinstance(options, PartsOptions) and raw.is_split:
+        return build_parts(raw, options, reporter)
+    if isinstance(options, BuildOptions) and not raw.is_split:
+        return build(raw, options, reporter)
+    kind = "already split: give PartsOptions" if raw.is_split else "not split: give BuildOptions"
+    raise InputError(f"{raw.name} is {kind} as `options`")
+
+
+def _recognise(data: Dataset, name: str, split: PublicSplit) -> None:
+    """Record which public split the data is. If the sizes differ, it is another one: warn, and record nothing."""
+    here = PublicSplit(data.n_users, data.n_items, data.train.nnz + data.valid.nnz, data.test.nnz, split.results)
+    if here == split:
+        data.meta["public_split"] = name
+        return
+    warnings.warn(
+        f"these files have {here.sizes}, but the public split {name} has {split.sizes}: its results do not apply",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _store(data: Dataset, source: str, out: Path, overwrite: bool, reporter: Reporter) -> Dataset:

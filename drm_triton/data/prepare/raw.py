@@ -8,6 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
+from drm_triton.names import SplitPart
+
 
 @dataclass(frozen=True)
 class FileFormat:
@@ -49,6 +51,7 @@ class RawTable:
     quick : the same interactions, faster to read, but reading fails if a value has an unexpected type
     unit : what messages call a row of the file
     columns : names of all columns of the file, if the user can choose among them
+    part : train, valid or test if the files are already split; either all tables have a part or none
     """
 
     name: str
@@ -57,6 +60,7 @@ class RawTable:
     quick: pl.LazyFrame | None = None
     unit: str = "row"
     columns: Sequence[str] = ()
+    part: SplitPart | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,11 @@ class RawInteractions:
         """What messages call the input."""
         names = [table.name for table in self.tables]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the files are already split into train, test and perhaps valid."""
+        return self.tables[0].part is not None
 
     @property
     def has_columns(self) -> bool:

@@ -23,17 +23,18 @@ from drm_triton.data.prepare.values import (
 )
 from drm_triton.data.split import NEEDS_TIME
 from drm_triton.errors import InputError
-from drm_triton.names import WEIGHT_RANGE
+from drm_triton.names import SPLIT_PARTS, WEIGHT_RANGE
 
 if TYPE_CHECKING:
     from drm_triton.data.prepare.build import BuildOptions
 
 IDS = ("user", "item")
+PART_TYPE = pl.Enum(SPLIT_PARTS)  # of the column `part`
 SAMPLE_ROWS = 1000  # rows that decide whether ids are whole numbers, and how times are written
 
 
 def collect(raw: RawInteractions, options: BuildOptions) -> pl.DataFrame:
-    """Read the columns needed: user, item, and as needed keep (the rating suffices), rating, time, weight.
+    """Read the columns needed: user, item, and as needed keep (the rating suffices), rating, time, weight, part.
 
     The first pass takes the quick frames and leaves a null where that fails. Only if there is a null, a careful pass
     follows, which handles blank lines, blanks around numbers and negative ids. If nulls remain among ids that look like
@@ -57,6 +58,8 @@ def collect(raw: RawInteractions, options: BuildOptions) -> pl.DataFrame:
             columns["time"] = time_values(schema["timestamp"], partial(_sample, view, "timestamp"))
         if "weight" in schema:
             columns["weight"] = weight_values(schema["weight"], columns.get("keep"), careful)
+        if raw.is_split:
+            columns["part"] = pl.col("part")
         try:
             frame = _collect(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
         except InputError:
@@ -142,9 +145,13 @@ def _aligned(table: RawTable, schema: Mapping[str, pl.DataType]) -> list[pl.Expr
 
 def _concat(raw: RawInteractions, drop_blank: bool = False) -> pl.LazyFrame:
     schema = _schema(raw)
-    frames = [table.frame.select(_aligned(table, schema)) for table in raw.tables]
-    frame = frames[0] if len(frames) == 1 else pl.concat(frames)
-    return frame.filter(~pl.all_horizontal(pl.all().is_null())) if drop_blank else frame
+    frames = []
+    for table in raw.tables:
+        frame = table.frame.select(_aligned(table, schema))
+        if drop_blank:
+            frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+        frames.append(frame if table.part is None else frame.with_columns(part=pl.lit(table.part, PART_TYPE)))
+    return frames[0] if len(frames) == 1 else pl.concat(frames)
 
 
 def _looks_whole(raw: RawInteractions, role: str) -> bool:

@@ -106,6 +106,26 @@ def test_ml_1m(counts: Counts) -> None:
     assert found == [6_040, 3_706, 1_000_209]
 
 
+@pytest.mark.parametrize(
+    ("name", "users", "items", "train", "test"),
+    [("ml-1m-m1", 6_022, 3_043, 796_244, 99_455), ("amazon-cds-m1", 43_169, 35_648, 604_475, 172_951)],
+)
+def test_public_splits(counts: Counts, name: str, users: int, items: int, train: int, test: int) -> None:
+    *found, facts = counts(name, name, ["."])
+    assert found == [users, items, train + test]
+    assert (facts["train"], facts["valid"], facts["test"]) == (train, 0, test)
+    assert facts["public_split"] == name
+
+
+def test_ml_1m_in_the_given_parts(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shared_data("ml-1m")
+    parts = ["--train", f"{folder}/train.txt", "--test", f"{folder}/test.txt"]
+    command = ["prepare", "lists", *parts, "--out", str(tmp_path / "out"), "--json", "--quiet"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    facts = json.loads(result.stdout)
+    assert (facts["users"], facts["items"], facts["train"], facts["test"]) == (6_040, 3_706, 800_167, 200_042)
+
+
 def test_movietweetings(counts: Counts, tmp_path: Path) -> None:
     *found, _ = counts(
         "movietweetings-100k",

@@ -168,7 +168,7 @@ def test_movielens_as_folder_file_and_zip(movielens: tuple[str, Path], tmp_path:
 
 def test_movielens_knows_lists_when_it_sees_them(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("0 1 2\n")
-    with pytest.raises(InputError, match=r"use source lists with `leading=.user.`"):
+    with pytest.raises(InputError, match=r"use source lists with `train` .*train.txt and `test`"):
         prepare(find_source("ml-1m"), [tmp_path], tmp_path / "out")
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import difflib
 
-from drm_triton.data.prepare.sources import epinion, lists, melon, movielens, sketchfab, synthetic, table
+from drm_triton.data.prepare.sources import (
+    epinion,
+    lists,
+    melon,
+    movielens,
+    public_splits,
+    sketchfab,
+    synthetic,
+    table,
+)
 from drm_triton.data.prepare.sources.base import Published, Source
 from drm_triton.errors import InputError
 
@@ -16,6 +25,7 @@ SOURCES: dict[str, Source] = {
         epinion.EPINION,
         epinion.CIAO,
         *movielens.MOVIELENS,
+        *public_splits.SOURCES,
         table.TABLE,
         lists.LISTS,
         synthetic.SYNTHETIC,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from drm_triton.data.leaderboards import PublicSplit
 from drm_triton.data.prepare.inputs import Inputs
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions
 
@@ -34,6 +35,8 @@ class Source:
     min_rating, min_user, min_item : default filters
     reads : the fields of `FileFormat` that `read` uses; any other is refused
     url : public address of the file; its checksum is published at `url` + ".md5"
+    takes_parts : a file for each of train, valid and test may be given instead of `raw`
+    public_split : sizes and published results of the split, if the files are a public split
     """
 
     name: str
@@ -49,3 +52,5 @@ class Source:
     min_item: int = 1
     reads: frozenset[str] = frozenset()
     url: str | None = None
+    takes_parts: bool = False
+    public_split: PublicSplit | None = None

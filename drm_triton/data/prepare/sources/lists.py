@@ -12,23 +12,22 @@ from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.sources.base import Source
 from drm_triton.data.prepare.text import first_lines, given_separator, lines_of, to_utf8
 from drm_triton.errors import InputError
-from drm_triton.names import Leading
+from drm_triton.names import Leading, SplitPart
 
 
 def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
     """Read lists of items. A user without an id gets the number of its line, from 0, in every file."""
+    files = inputs.all(("*.txt", "*.dat", "*.csv", "*.tsv", "*.lists"))
+    tables = [read_file(inputs, file, file_format) for file in files]
+    return RawInteractions(tables, text=True, files=[file.on_disk for file in files])
+
+
+def read_file(inputs: Inputs, file: InputFile, file_format: FileFormat, part: SplitPart | None = None) -> RawTable:
+    """Read the lists of one file, which is a part of a split or not."""
     leading = file_format.leading or "user"
     if leading not in get_args(Leading):
         raise InputError(f"`leading` {leading!r} is unknown: choose user, count or none")
-    files = inputs.all(("*.txt", "*.dat", "*.csv", "*.tsv", "*.lists"))
-    return RawInteractions(
-        [
-            RawTable(file.name, _rows(to_utf8(inputs, file, file_format), leading, file_format), unit="line")
-            for file in files
-        ],
-        text=True,
-        files=[file.on_disk for file in files],
-    )
+    return RawTable(file.name, _rows(to_utf8(inputs, file, file_format), leading, file_format), unit="line", part=part)
 
 
 def _rows(file: InputFile, leading: str, file_format: FileFormat) -> pl.LazyFrame:
@@ -69,4 +68,5 @@ LISTS = Source(
     layout="items separated by blanks; a line begins with the user id, the number of items, or the first item",
     read=read,
     reads=frozenset({"leading", "separator", "encoding"}),
+    takes_parts=True,
 )

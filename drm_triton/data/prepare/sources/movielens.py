@@ -28,7 +28,7 @@ def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
             directory = inputs.paths[0]
             raise InputError(
                 f"{directory} contains lists of items, not MovieLens's own ratings: use source lists with "
-                f'`leading="user"` and, as `raw`, {directory}/train.txt and {directory}/test.txt'
+                f"`train` {directory}/train.txt and `test` {directory}/test.txt"
             ) from None
         raise
     if file.suffix != ".csv" and file_format.columns is None and file_format.user is None:

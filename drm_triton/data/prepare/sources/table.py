@@ -41,4 +41,5 @@ TABLE = Source(
     layout="one interaction per row; columns are recognised or named; blanks around ids in a text file are removed",
     read=read,
     reads=TABLE_FIELDS | {"titles"},
+    takes_parts=True,
 )

@@ -1,0 +1,154 @@
+"""Comparisons of models: the protocol, its files, and the result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from drm_triton import Dataset
+from drm_triton.errors import InputError
+from drm_triton.experiments.compare import METRICS, result_of
+from drm_triton.experiments.entries import ENTRIES, PAPER_MODELS, Entry
+from drm_triton.experiments.protocol import Comparison, Plan, run_task
+from drm_triton.models import model_class
+from drm_triton.models.configs import CONFIGS
+
+NAMES = ("popularity", "small-softmax", "small-dot")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_entries() -> Any:
+    """Two entries that are trained in a moment."""
+    tiny = {"factors": 4, "epochs": 2, "batch_size": 64}
+    added = [
+        Entry("small-softmax", "drm", tiny, {"lr": (0.1, 0.2)}),
+        Entry("small-dot", "drm", {**tiny, "objective": "hinge+drm"}, {"lr": (0.1, 0.2)}, {"schedule": "constant"}),
+    ]
+    ENTRIES.update({entry.name: entry for entry in added})
+    yield
+    for entry in added:
+        del ENTRIES[entry.name]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    users = [u for u in range(40) for _ in range(16)]
+    items = [
+        (u % 4 + 4 * (7 * u + i) % 17) % 50 if i % 3 else (5 * u + 3 * i) % 50 for u in range(40) for i in range(16)
+    ]
+    folder = tmp_path_factory.mktemp("compare") / "data"
+    Dataset.from_frame(pl.DataFrame({"user": users, "item": items})).save(folder)
+    return Dataset.load(folder)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    comparison = Comparison(tmp_path_factory.mktemp("comparison"), data, Plan(NAMES, trials=3, seeds=2))
+    comparison.run(workers=1)
+    return comparison
+
+
+def rows(comparison: Comparison) -> list[dict[str, Any]]:
+    lines = (comparison.path / "outcomes.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def test_every_training_is_an_outcome(finished: Comparison) -> None:
+    stages = [(row["model"], row["stage"]) for row in rows(finished)]
+    assert {pair: stages.count(pair) for pair in stages} == {
+        ("popularity", "tune"): 1,
+        ("popularity", "test"): 1,
+        **{(name, stage): count for name in NAMES[1:] for stage, count in (("tune", 3), ("test", 2))},
+    }
+
+
+def test_the_best_trial_is_trained_on_train_and_validation(finished: Comparison, data: Dataset) -> None:
+    trials = [row for row in rows(finished) if (row["model"], row["stage"]) == ("small-softmax", "tune")]
+    best = max(trials, key=lambda row: row["recall@50"])
+    final = finished.finals("small-softmax")
+    assert [outcome["seed"] for outcome in final] == [1, 2]
+    assert final[0]["options"] == {**best["options"], "epochs": best["best_epoch"]}
+    options = {name: value for name, value in final[0]["options"].items() if name != "model"}
+    model = model_class("drm")(CONFIGS["drm"].from_mapping({**options, "seed": 1, "fit_on": "train+valid"})).fit(data)
+    means = model.evaluate(data.test, data.train.union(data.valid)).means
+    assert final[0]["ndcg@10"] == means["ndcg@10"]
+
+
+def test_a_comparison_continues_where_it_stopped(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
+    lines = (finished.path / "outcomes.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "plan.json").write_bytes((finished.path / "plan.json").read_bytes())
+    (tmp_path / "outcomes.jsonl").write_text("".join(lines[:4]) + lines[4][:20])  # a crash cut the fifth line
+    again = Comparison(tmp_path, data, finished.plan)
+    assert len(again.outcomes) == 4
+    again.run(workers=1)
+    key = json.dumps
+    assert sorted(rows(again), key=key) == sorted(rows(finished), key=key)
+
+
+def test_two_processes_give_the_same_outcomes(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
+    plan = Plan(("popularity", "drm"), trials=1, seeds=1)
+    one, two = (Comparison(tmp_path / str(workers), data, plan) for workers in (1, 2))
+    for workers, comparison in ((1, one), (2, two)):
+        comparison.run(workers)
+    assert sorted(rows(one), key=json.dumps) == sorted(rows(two), key=json.dumps)
+
+
+def test_result(finished: Comparison, tmp_path: Path) -> None:
+    result = result_of(finished)
+    assert [row["model"] for row in result.rows()] == list(NAMES)
+    final = finished.finals("small-dot")
+    assert result.rows()[2]["ndcg@10"] == pytest.approx((final[0]["ndcg@10"] + final[1]["ndcg@10"]) / 2)
+    assert len(result.welch) == len(result.paired) == 3 * len(METRICS)
+    by_users = next(mean for mean in result.means if (mean.model, mean.metric) == ("small-dot", "ndcg@10"))
+    assert by_users.mean == pytest.approx(result.rows()[2]["ndcg@10"])  # the mean over users of means over seeds
+    result.write(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"compare.{ending}" for ending in ("md", "tex", "json", "png")
+    }
+    assert "small-dot" in (tmp_path / "compare.md").read_text()
+    assert json.loads((tmp_path / "compare.json").read_text())["models"].keys() == set(NAMES)
+
+
+def test_a_failed_training_is_an_outcome(finished: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = finished.tuning_tasks()[1]
+    monkeypatch.setattr("drm_triton.model.DRM.train", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    outcome = run_task(task)
+    assert (outcome["status"], outcome["error"]) == ("failed", "out of memory")
+
+
+def test_the_space_of_the_paper() -> None:
+    for name in ("drm-dot", "drm-l2"):
+        entry = ENTRIES[name]
+        for config in entry.settings("paper", "recall@50", 5):
+            options = config.to_dict()
+            assert all(options[key] in values for key, values in entry.paper.items())
+            assert options["eta"] == 15 * options["rho"]
+            assert options["schedule"] == "constant"
+    assert set(PAPER_MODELS) <= {"slim", "cdae", "bpr", "wmf", "warp", "cml", "sqlrank", "srrmf"}
+    with pytest.raises(InputError, match="the paper does not have popularity"):
+        Plan(("popularity",), space="paper")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"models": ("nothing",)}, "got nothing"),
+        ({"models": ()}, "got none"),
+        ({"models": ("drm", "drm")}, "names a model twice"),
+        ({"models": ("drm",), "trials": 0}, "`trials` must be at least 1"),
+        ({"models": ("drm",), "seeds": 0}, "`seeds` must be at least 1"),
+    ],
+)
+def test_bad_plans(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Plan(**options)
+
+
+def test_another_directory_is_refused(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=r"cannot be the directory of a comparison|is not a comparison"):
+        Comparison(tmp_path, data, finished.plan)
+    with pytest.raises(InputError, match="holds a comparison with metric recall@50"):
+        Comparison(finished.path, data, Plan(NAMES, metric="ndcg@10"))
