@@ -91,15 +91,11 @@ class Result:
             "what": self.what,
             "caption": self.caption,
             "quick": self.quick,
-            "data": [
-                {"name": one.label, "path": str(one.dataset.path), "checksum": one.dataset.checksum,
-                 "stand_in": one.stand_in}
-                for one in self.data
-            ],
+            "data": [_described(one) for one in self.data],
             "settings": dict(self.settings),
             "rows": [dict(row) for row in self.rows],
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
     def write(self, folder: Path) -> list[Path]:
         """Write the table as Markdown, LaTeX and JSON, and the picture. Return the files."""
@@ -120,6 +116,11 @@ class Result:
             files.append(folder / f"{self.stem}.png")
             atomic.write_file(files[-1], lambda place: draw(place, title))
         return files
+
+
+def _described(data: Data) -> dict[str, Any]:
+    path = str(Path(str(data.dataset.path)).resolve())
+    return {"name": data.label, "path": path, "checksum": data.dataset.checksum, "stand_in": data.stand_in}
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

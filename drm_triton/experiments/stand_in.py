@@ -69,8 +69,7 @@ def find_data(
     reporter : shows the steps
     """
     place = find_dataset(name)
-    given = {"raw": raw, "scale": scale}
-    unused = next((f"`{option}`" for option, value in given.items() if value), None)
+    unused = "`raw`" if raw else "`scale`" if scale is not None else None
     if os.path.exists(place) or name not in published.SETS:
         if unused and name not in published.SETS:
             raise InputError(
@@ -109,7 +108,9 @@ def _generate(name: str, scale: float | None, reporter: Reporter) -> Dataset:
     """Generate the stand-in of a data set, or open it if it was generated before."""
     counts = published.statistics(name)
     users, items, interactions = (counts[count] for count in ("users", "items", "interactions"))
-    shape = Shape.scaled(users, items, interactions, scale or INTERACTIONS / interactions, MOST_DENSITY)
+    if scale is None:
+        scale = INTERACTIONS / interactions
+    shape = Shape.scaled(users, items, interactions, scale, MOST_DENSITY)
     place = data_dir() / f"{name}-{STAND_IN.replace(' ', '-')}-{shape.interactions}"
     if place.exists():
         return Dataset.load(place)
