@@ -175,15 +175,17 @@ def resident_warps(gpu: Gpu, registers: int, shared: int, block_warps: int) -> i
 def cases(quick: bool = False) -> list[Case]:
     """Return the sizes to compile for: so that each kernel is compiled once, or with one size varied at a time."""
     if quick:
-        return [Case(80, 128, "l2", 4), Case(46, 64, "dot"), Case(140, 64, "l2")]
+        bfloat16 = [Case(80, 128, "l2", 4, torch.bfloat16)]
+        return [Case(80, 128, "l2", 4), Case(46, 64, "dot"), Case(140, 64, "l2"), *bfloat16]
     sizes = [(18, 12), (46, 64), (80, 64), (140, 64), (46, 256)]
     shared = [Case(n, d, score, 32, B=64) for n, d in sizes for score in ("dot", "l2")]
     double = [Case(80, 64, "l2", 32, torch.float64, B=64), Case(140, 64, "l2", 1, torch.float64)]
-    return [*shared, Case(46, 64, "cosine"), Case(46, 128, "l2"), Case(1000, 64, "dot"), *double]
+    bfloat16 = [Case(n, d, "cosine", 32, torch.bfloat16, B=64) for n, d in sizes]
+    return [*shared, Case(46, 64, "cosine"), Case(46, 128, "l2"), Case(1000, 64, "dot"), *double, *bfloat16]
 
 
 def launches(quick: bool = False) -> dict[str, tuple[str, Case, Launch]]:
-    """Return the operation, the case and the launch of everything to compile, or one launch per operation and kernel.
+    """Return the operation, the case and the launch of everything to compile, or one per operation, type and kernel.
 
     `all_losses` launches what `list_gradients` does, with more code in the kernels.
     """
@@ -204,7 +206,7 @@ def launches(quick: bool = False) -> dict[str, tuple[str, Case, Launch]]:
             bind = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
             _, specialization, _ = bind(*launch.arguments, **launch.options)
             options = sorted((key, value) for key, value in launch.options.items() if key in ("num_warps", "maxnreg"))
-            variant = name if quick else f"{specialization} {options}"
+            variant = f"{name} {case.dtype}" if quick else f"{specialization} {options}"
             found.setdefault(f"{launch.kernel.__name__} {variant}", (name, case, launch))
     return found
 

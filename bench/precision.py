@@ -3,14 +3,15 @@
     python -m bench.precision --data PATH [--sets ml-100k,lastfm] [--seeds 4]
 
 The trainer keeps two float32 numbers for each factor: the factor, and Adagrad's sum of its squared gradients. Two
-common savings, which the trainer does not have, are measured here with the gradients of the CPU backend and an update
-in plain torch:
+common savings are measured here:
 
 - row: a row has one sum, of the mean square of its gradient, as in the embedding tables of recommenders on GPUs.
 - bfloat16: the factors of the tables are bfloat16, and the sums float32. A row is read as float32, takes its step in
   float32, and is rounded: up or down at random, with probabilities that make the mean exact (stochastic), or to the
-  nearest bfloat16. The random bits are words of Philox whose counter is (table, step, row), so that a seed gives the
-  same bits in every run.
+  nearest bfloat16.
+
+The trainer has stochastic bfloat16 (`precision`). The other savings are an update in plain torch, with the gradients of
+the CPU backend.
 
 With d factors, a row takes 8 d bytes in float32, 4 d + 4 with row, 6 d with bfloat16, and 2 d + 4 with both.
 
@@ -21,9 +22,10 @@ time; when restarted, it skips these trainings. The tables are results/precision
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -35,9 +37,9 @@ from drm_triton.bench.quality import prepared
 from drm_triton.bench.record import RESULTS, environment
 from drm_triton.kernels import cpu
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms
-from drm_triton.kernels.reference import philox
-from drm_triton.names import Score
+from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding
+from drm_triton.kernels.reference import round_bfloat16, rounding_bits
+from drm_triton.names import Precision, Score
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.loop import initial_state, interactions_to_fit, train
 
@@ -46,13 +48,12 @@ METRICS = ("ndcg@10", "recall@50")
 OBJECTIVES = ("softmax", "hinge+drm")
 ALLOWED = 0.99  # of the quality of float32 factors with a sum for each factor
 
-Rounding = Literal["stochastic", "nearest"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {},
     "row": {"by_row": True},
-    "bfloat16, stochastic": {"rounding": "stochastic"},
-    "bfloat16, nearest": {"rounding": "nearest"},
-    "row, bfloat16, stochastic": {"by_row": True, "rounding": "stochastic"},
+    "bfloat16, stochastic": {"precision": "bfloat16"},
+    "bfloat16, nearest": {"precision": "bfloat16", "nearest": True},
+    "row, bfloat16, stochastic": {"by_row": True, "precision": "bfloat16"},
 }
 
 
@@ -67,71 +68,60 @@ def gradient_sums(table: Tensor, terms: GradientTerms, dense: Tensor | None) -> 
     return torch.from_numpy(touched).long(), torch.from_numpy(matrix[touched] @ terms.vectors.numpy())
 
 
-def round_bfloat16(x: Tensor, random: Tensor | None) -> Tensor:
-    """Round float32 to values of bfloat16, at random with 16 bits in int64, or to nearest without them.
+def update_rows(
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
+    nearest: bool = False,
+) -> None:
+    """Take a step like `protocol.Backend.update_rows`; `state` is [R, d], or [R, 1] with one sum for each row.
 
-    A bfloat16 is the upper half of a float32. With uniform random bits added, the lower half carries into the upper one
-    with a probability that is the part of the step between two bfloat16 at which x lies.
+    With `nearest`, rows that are to be rounded are rounded to the nearest bfloat16.
     """
-    if random is None:
-        return x.to(torch.bfloat16).to(torch.float32)
-    bits = x.contiguous().view(torch.int32).long() + random
-    return (bits & ~0xFFFF).to(torch.int32).view(torch.float32)
-
-
-def random_bits(seed: int, step: int, table: int, rows: Tensor, d: int) -> Tensor:
-    """Return 16 uniform random bits in int64 for each factor of some rows [T, d]."""
-    words = torch.stack(philox(seed, step, table, rows[:, None], torch.arange(-(-d // 8))), dim=-1)  # [T, d / 8, 4]
-    return torch.stack([words & 0xFFFF, words >> 16], dim=-1).flatten(1)[:, :d]
-
-
-class Update:
-    """`update_rows` of a training: `table` 0 is updated first in each step, then table 1."""
-
-    def __init__(self, seed: int, rounding: Rounding | None) -> None:
-        self.seed, self.rounding, self.calls = seed, rounding, 0
-
-    def __call__(
-        self,
-        table: Tensor,
-        state: Tensor,
-        terms: GradientTerms,
-        lr: float,
-        score: Score,
-        dense: Tensor | None = None,
-    ) -> None:
-        """Take a step like `protocol.Backend.update_rows`; `state` is [R, d], or [R, 1] with one sum for each row."""
-        rows, grad = gradient_sums(table, terms, dense)
-        row = table[rows]
-        if score == "cosine":
-            grad -= (grad * row).sum(1, keepdim=True) * row
-        square = grad.square()
-        state[rows] += square if state.shape == table.shape else square.mean(1, keepdim=True)
-        row -= lr * grad / (state[rows].sqrt() + ADAGRAD_EPS)
-        norm = row.norm(dim=1, keepdim=True)
-        row /= torch.where(norm > 0, norm, 1) if score == "cosine" else norm.clamp(min=1)
-        if self.rounding:
-            step, number = divmod(self.calls, 2)
-            random = random_bits(self.seed, step, number, rows, table.shape[1])
-            row = round_bfloat16(row, random if self.rounding == "stochastic" else None)
-        table[rows] = row
-        self.calls += 1
+    rows, grad = gradient_sums(table, terms, dense)
+    row = table[rows]
+    if score == "cosine":
+        grad -= (grad * row).sum(1, keepdim=True) * row
+    square = grad.square()
+    state[rows] += square if state.shape == table.shape else square.mean(1, keepdim=True)
+    row -= lr * grad / (state[rows].sqrt() + ADAGRAD_EPS)
+    norm = row.norm(dim=1, keepdim=True)
+    row /= torch.where(norm > 0, norm, 1) if score == "cosine" else norm.clamp(min=1)
+    if rounding is not None:
+        row = row.bfloat16().float() if nearest else round_bfloat16(row, rounding_bits(rounding, rows, row.shape[1]))
+    table[rows] = row
 
 
 def train_and_measure(
-    data: Dataset, objective: str, seed: int, by_row: bool = False, rounding: Rounding | None = None
+    data: Dataset,
+    objective: str,
+    seed: int,
+    by_row: bool = False,
+    precision: Precision = "float32",
+    nearest: bool = False,
 ) -> dict[str, float]:
     """Train once; return the metrics on test."""
     config = TrainConfig.from_mapping(
-        {"objective": objective, "seed": seed, "fit_on": "train+valid", "eval_every": 0, "backend": "cpu"}
+        {
+            "objective": objective,
+            "seed": seed,
+            "precision": precision,
+            "fit_on": "train+valid",
+            "eval_every": 0,
+            "backend": "cpu",
+        }
     )
     fit = interactions_to_fit(data, config)
     state = initial_state(config, fit, torch.device("cpu"))
+    backend: Any = cpu
     if by_row:
         state.U_state, state.V_state = state.U_state[:, :1].clone(), state.V_state[:, :1].clone()
-    if rounding:
-        state.U, state.V = round_bfloat16(state.U, None), round_bfloat16(state.V, None)
-    backend: Any = SimpleNamespace(**{**vars(cpu), "update_rows": Update(seed, rounding)})
+    if by_row or nearest:
+        backend = SimpleNamespace(**{**vars(cpu), "update_rows": partial(update_rows, nearest=nearest)})
     train(state, config, data, fit, backend)
     means = evaluate(factor_ranker(cpu, state.U, state.V, config.score_in_force), fit, data.test).means
     return {name: means[name] for name in METRICS}

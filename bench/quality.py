@@ -144,6 +144,7 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
     from drm_triton.bench import peers, rivals
     from drm_triton.kernels import get_backend
     from drm_triton.ranking.evaluate import evaluate, factor_ranker
+    from drm_triton.ranking.item_index import item_ranker
 
     torch.set_num_threads(1)
     data = Dataset.load(task["data"])
@@ -165,7 +166,7 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
             U, V = fitted
             rank = factor_ranker(get_backend("cpu"), U, V, "dot")
         else:
-            rank = rivals.score_ranker(fitted)
+            rank = item_ranker(fitted, seen)
     seconds = time.perf_counter() - began
     means = evaluate(rank, seen, getattr(data, on)).means
     return {

@@ -1,226 +1,35 @@
-"""Strong simple models to compare with: EASE, RP3beta and iALS.
+"""Strong simple models of the library with the signature of those in `peers`: fit(train, seed, threads, **options).
 
-They have the signature of the models in `peers`: fit(train, seed, threads, **options). The item-item models EASE and
-RP3beta return a function that scores all items; they have no randomness. iALS returns factors.
-
-X is the binary matrix of interactions [M, N], n_u and n_i are the numbers of interactions of user u and of item i.
+EASE and RP3beta return weights between items and have no randomness. iALS returns factors.
 """
-
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-import scipy.sparse
-import torch
-from numpy.typing import NDArray
-from scipy.linalg import lapack
-from torch import Tensor
 
 from drm_triton.bench.peers import Factors
 from drm_triton.data.csr import CSR
-from drm_triton.errors import InputError
-from drm_triton.machine import memory
-from drm_triton.ranking.evaluate import Ranker
-
-Scores = Callable[[NDArray[np.int64]], NDArray[Any]]
-"""Function users [m] -> scores of all items [m, N]."""
-
-ROWS = 512  # rows of an [M, N] or [N, N] matrix that are dense at the same time
-LIST_ENTRIES = 1 << 22  # entries of the item rows that iALS gathers at the same time
+from drm_triton.kernels.cpu.runtime.threads import set_threads
+from drm_triton.models import IALS
+from drm_triton.models.ease import ease_weights
+from drm_triton.models.rp3beta import rp3beta_weights
+from drm_triton.ranking.item_index import ItemWeights
 
 
-def ease(train: CSR, seed: int, threads: int, lam: float) -> Scores:
-    """Fit EASE (Steck 2019): min_B ||X - X B||^2 + lam ||B||^2 with diag B = 0. A user's scores are X_u B.
-
-    With P = (X^T X + lam I)^-1, the solution is B = I - P / diag P (by columns). If there are fewer users than items,
-    the smaller matrix K = (X X^T + lam I)^-1 is inverted instead: X P = K X and lam P = I - X^T K X.
-    """
-    X = train.to_scipy()
-    if X.shape[1] <= X.shape[0]:
-        B = ease_weights(X, lam)
-        return lambda users: X[users] @ B
-    K = _ridge_inverse(X, lam)
-    fitted = np.zeros(X.shape[1])  # diag X^T K X
-    for start in range(0, len(K), ROWS):
-        fitted += X[start : start + ROWS].multiply(K[start : start + ROWS] @ X).sum(0).A1
-    diagonal = ((1 - fitted) / lam).astype(X.dtype)
-    return lambda users: X[users].toarray() - K[users] @ X / diagonal
+def ease(train: CSR, seed: int, threads: int, lam: float) -> ItemWeights:
+    """Fit EASE."""
+    set_threads(threads)
+    return ease_weights(train, lam)
 
 
-def ease_weights(X: scipy.sparse.csr_matrix, lam: float) -> NDArray[Any]:
-    """Return the item-item weights B of EASE: [N, N], of the type of X."""
-    B = _ridge_inverse(X.T.tocsr(), lam)
-    B /= -B.diagonal().copy()
-    np.fill_diagonal(B, 0)
-    return B
-
-
-def _ridge_inverse(A: scipy.sparse.csr_matrix, lam: float) -> NDArray[Any]:
-    """Return (A A^T + lam I)^-1 for A [n, m]: [n, n]. It needs the memory of one such matrix."""
-    n, free = A.shape[0], memory()["free"]
-    needed = n * n * A.dtype.itemsize
-    if free is not None and needed > 0.8 * free:
-        raise InputError(
-            f"EASE inverts a matrix of {n:,} x {n:,}, which takes {needed / 2**30:.1f} GiB; only {free / 2**30:.1f} "
-            "GiB of memory are free. Keep fewer users or items, or use RP3beta"
-        )
-    gram = np.empty((n, n), A.dtype)
-    for start in range(0, n, ROWS):  # the sparse product may be as large as the dense one
-        gram[start : start + ROWS] = (A[start : start + ROWS] @ A.T).toarray()
-    gram[np.diag_indices(n)] += lam
-    factorise, invert = lapack.get_lapack_funcs(("potrf", "potri"), (gram,))
-    # The transpose has the column order of LAPACK, which then works in place. Its upper half is our lower half.
-    factor, info = factorise(gram.T, lower=False, overwrite_a=True, clean=False)
-    if info:
-        raise InputError(f"EASE: the Gram matrix is singular to rounding with `lam` {lam}; choose a larger one")
-    inverse: NDArray[Any] = invert(factor, lower=False, overwrite_c=True)[0].T
-    for start in range(0, n, ROWS):
-        end = min(start + ROWS, n)
-        corner = np.tril(inverse[start:end, start:end])
-        inverse[start:end, start:end] = corner + np.tril(corner, -1).T
-        inverse[start:end, end:] = inverse[end:, start:end].T
-    return inverse
-
-
-def rp3beta(train: CSR, seed: int, threads: int, alpha: float, beta: float, k: int, normalize: bool) -> Scores:
-    """Fit RP3beta (Paudel et al. 2017): random walks item, user, item, with less weight on popular items."""
-    X = train.to_scipy(np.float64)
-    W = rp3beta_weights(X, alpha, beta, k, normalize)
-    return lambda users: (X[users] @ W).toarray()
-
-
-def rp3beta_weights(
-    X: scipy.sparse.csr_matrix, alpha: float, beta: float, k: int, normalize: bool
-) -> scipy.sparse.csr_matrix:
-    """Return the item-item weights of RP3beta: sparse [N, N].
-
-    W_ij = sum_u (X_ui / n_i)^alpha (X_uj / n_u)^alpha / n_j^beta without its diagonal. The k largest weights of each
-    row remain; they are divided by their sum if `normalize`. Then the k largest weights of each column remain.
-    """
-    n_u, n_i = (np.asarray(X.sum(axis)).ravel() for axis in (1, 0))
-    to_user = scipy.sparse.diags_array(_power(n_i, -alpha)) @ X.T.tocsr()
-    to_item = scipy.sparse.diags_array(_power(n_u, -alpha)) @ X @ scipy.sparse.diags_array(_power(n_i, -beta))
-    blocks = []
-    for start in range(0, X.shape[1], ROWS):
-        block = (to_user[start : start + ROWS] @ to_item).tocoo()
-        others = block.col != block.row + start
-        entries = (block.data[others], (block.row[others], block.col[others]))
-        blocks.append(_largest(scipy.sparse.csr_matrix(entries, shape=block.shape), k))
-    W = scipy.sparse.vstack(blocks, "csr")
-    if normalize:
-        W = scipy.sparse.diags_array(_power(np.asarray(W.sum(1)).ravel(), -1.0)) @ W
-    return _largest(W.T.tocsr(), k).T.tocsr()
-
-
-def _power(n: NDArray[Any], exponent: float) -> NDArray[np.float64]:
-    """Return n ** exponent, and 0 for rows or columns without interactions."""
-    return np.where(n > 0, np.where(n > 0, n, 1.0) ** exponent, 0.0)
-
-
-def _largest(W: scipy.sparse.csr_matrix, k: int) -> scipy.sparse.csr_matrix:
-    """Return W with the k largest entries of each row. Ties go to the lower column."""
-    W.sort_indices()
-    kept = np.ones(W.nnz, dtype=bool)
-    for start, end in zip(W.indptr[:-1], W.indptr[1:], strict=True):
-        if end - start > k:
-            kept[start + np.argsort(-W.data[start:end], kind="stable")[k:]] = False
-    indptr = np.concatenate([[0], np.cumsum(kept)])[W.indptr]
-    return scipy.sparse.csr_matrix((W.data[kept], W.indices[kept], indptr), shape=W.shape)
+def rp3beta(train: CSR, seed: int, threads: int, alpha: float, beta: float, k: int, normalize: bool) -> ItemWeights:
+    """Fit RP3beta."""
+    set_threads(threads)
+    return ItemWeights(sparse=rp3beta_weights(train, alpha, beta, k, normalize))
 
 
 def ials(train: CSR, seed: int, threads: int, factors: int, alpha0: float, lam: float, epochs: int = 16) -> Factors:
-    """Fit iALS with a ridge that grows with the row's weight (Rendle et al. 2022), by exact alternating steps.
-
-    The loss is sum_{(u,i) in X} (s_ui - 1)^2 + alpha0 sum_{u,i} s_ui^2 + sum_u L_u ||U_u||^2 + sum_i L_i ||V_i||^2,
-    with s = U V^T, L_u = lam (n_u + alpha0 N) and L_i = lam (n_i + alpha0 M).
-    """
-    users, items = train, CSR.from_any(train.to_scipy().T.tocsr(), train.shape[0])
-    generator = torch.Generator().manual_seed(seed)
-    deviation = 0.1 / factors**0.5
-    V = torch.randn(train.shape[1], factors, generator=generator) * deviation
-    for _ in range(epochs):
-        U = ials_half_step(V, users, alpha0, lam)
-        V = ials_half_step(U, items, alpha0, lam)
-    return U, V
-
-
-def ials_half_step(V: Tensor, users: CSR, alpha0: float, lam: float) -> Tensor:
-    """Return the user factors that minimise the loss of iALS for the item factors V. For items, exchange the two.
-
-    U_u solves (alpha0 V^T V + L_u I + V_u^T V_u) U_u = V_u^T 1, where V_u [n_u, d] holds the rows of the user's items.
-    In the basis of the eigenvectors of V^T V, the first two terms are a diagonal matrix D. If n_u < d, the identity
-    (D + V_u^T V_u)^-1 V_u^T = D^-1 V_u^T (I + V_u D^-1 V_u^T)^-1 leaves a smaller system.
-
-    Parameters
-    ----------
-    V : float [N, d]
-    users : CSR [M, N], interactions
-    alpha0 : weight of all pairs
-    lam : weight of the ridge
-
-    Returns
-    -------
-    float [M, d]
-    """
-    d = V.shape[1]
-    eigenvalues, basis = torch.linalg.eigh(V.T @ V)
-    rows = torch.cat([V @ basis, V.new_zeros(1, d)])  # the last row fills up lists
-    degrees = users.degrees()
-    ridge = torch.from_numpy(lam * (degrees + alpha0 * users.shape[1])).to(V.dtype)
-    U = V.new_zeros(len(degrees), d)
-    order = np.argsort(degrees, kind="stable")
-    order = order[degrees[order] > 0]
-    start = 0
-    while start < len(order):
-        # Lists of similar length share a batch, whose entries are bounded.
-        longest = int(degrees[order[start]]) * 5 // 4 + 1
-        end = int(np.searchsorted(degrees[order], longest))
-        batch = order[start : min(end, start + max(1, LIST_ENTRIES // (longest * d)))]
-        start += len(batch)
-        items = _padded(users.take(batch))
-        V_u = rows[torch.from_numpy(items)]  # [m, n, d]
-        D = alpha0 * eigenvalues.clamp(min=0) + ridge[batch][:, None]  # [m, d]
-        if items.shape[1] < d:
-            scaled = V_u / D[:, None, :]
-            A = torch.baddbmm(torch.eye(items.shape[1], dtype=V.dtype), scaled, V_u.mT)
-            ones = V.new_ones(len(batch), items.shape[1], 1)
-            U[batch] = (scaled.mT @ torch.cholesky_solve(ones, torch.linalg.cholesky(A))).squeeze(2)
-        else:
-            A = torch.baddbmm(torch.diag_embed(D), V_u.mT, V_u)
-            U[batch] = torch.cholesky_solve(V_u.sum(1)[:, :, None], torch.linalg.cholesky(A)).squeeze(2)
-    return torch.mm(U, basis.T)
-
-
-def _padded(rows: CSR) -> NDArray[np.int64]:
-    """Return the columns of each row, filled up with the number of columns: [rows, longest row]."""
-    degrees = rows.degrees()
-    padded = np.full((len(degrees), degrees.max()), rows.shape[1], dtype=np.int64)
-    padded[np.arange(padded.shape[1]) < degrees[:, None]] = rows.indices
-    return padded
-
-
-def score_ranker(scores: Scores) -> Ranker:
-    """Return a ranker by a function that scores all items. Ties go to the lower item index."""
-
-    def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
-        blocks = []
-        for start in range(0, len(users), ROWS):
-            block = scores(users[start : start + ROWS]).astype(np.float32, order="C")
-            excluded = seen.take(np.arange(start, start + len(block)))
-            block[np.repeat(np.arange(len(block)), excluded.degrees()), excluded.indices] = -np.inf
-            blocks.append(_top(torch.from_numpy(block), k))
-        return np.concatenate(blocks)
-
-    return rank
-
-
-def _top(scores: Tensor, k: int) -> NDArray[np.int32]:
-    """Return the k best items of each row [m, N], best first, ties to the lower index; -1 in place of -inf."""
-    n_items = scores.shape[1]
-    bits = (scores + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the floats
-    keys = (ordered << 32) + torch.arange(n_items - 1, -1, -1)
-    items = keys.topk(min(k, n_items), 1).indices
-    items[scores.gather(1, items) == -torch.inf] = -1
-    padded = torch.nn.functional.pad(items, (0, max(0, k - n_items)), value=-1)
-    return padded.to(torch.int32).numpy()
+    """Fit iALS by exact alternating steps."""
+    model = IALS(
+        factors=factors, unobserved_weight=alpha0, regularization=lam, block=factors, seed=seed, threads=threads
+    )
+    tensors = model.start(train)
+    for epoch in range(epochs):
+        model.epoch(tensors, train, epoch, lambda done, total: None)
+    return model.factors(tensors)

@@ -21,6 +21,7 @@ from drm_triton.names import (
     InteractionWeights,
     Negatives,
     ObjectiveName,
+    Precision,
     Schedule,
     Score,
     UserSampling,
@@ -73,6 +74,12 @@ class TrainConfig(Config):
     init: Init = option(
         "spectral",
         "Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).",
+        MODEL,
+    )
+    precision: Precision = option(
+        "float32",
+        "Number format of the factor tables in training. With bfloat16, they take half the memory on a GPU, and each "
+        "row is rounded at random after its step. On the CPU, rows are rounded as on a GPU, and no memory is saved.",
         MODEL,
     )
 

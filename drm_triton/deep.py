@@ -27,7 +27,7 @@ CASES = [
     for d in (12, 64, 128, 256)
     for score in ("dot", "l2", "cosine")
     for share in (1, 4)
-    for dtype in (torch.float32, torch.float64)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)
 ]
 TIMED_SIZES = [(18, 64), (46, 64), (80, 64), (140, 64), (1000, 64), (46, 12), (46, 128), (46, 256)]
 TIMED = [Case(n, d, "dot", 32, B=4096 if n < 1000 else 512, n_users=4096, n_items=8192) for n, d in TIMED_SIZES]

@@ -97,7 +97,7 @@ def _examine_deeply(name: str) -> dict[str, Any]:
         "checks": checks,
         "largest_difference": {
             dtype: max((row["difference"] for row in checks if row["case"].endswith(dtype)), default=None)
-            for dtype in ("float32", "float64")
+            for dtype in ("float32", "float64", "bfloat16")
         },
         "machine": next((row for row in rows if "bandwidth_gb_s" in row), None),
         "times": times,

@@ -1,7 +1,8 @@
 """Every operation of a backend on random inputs of given sizes: what `doctor` compares with the reference.
 
 Factors are multiples of 2^-7 in the unit ball, and under `cosine` on the unit sphere. So scores are exact in float32 in
-any order of summation. A backend then ranks as the reference does, ties included, and all values can be compared.
+any order of summation. A backend then ranks as the reference does, ties included, and all values can be compared. They
+are numbers of bfloat16 too, and the steps of `update_rows` are what rounds tables of that type.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.kernels import reference
+from drm_triton.kernels.precision import arithmetic, table_type
 from drm_triton.kernels.protocol import (
     Backend,
     CatalogueBatch,
@@ -21,14 +23,22 @@ from drm_triton.kernels.protocol import (
     ListBatch,
     ListPlan,
     Objective,
+    Rounding,
     row_score,
 )
+from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.names import LOSSES, Score
 
 SIDE = 128  # factors are multiples of 1 / SIDE
 TOP = 10  # items that `top_k` finds
 DEGREE = 8  # items of a user, on average
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}  # of the largest entry, or of 1 if that is larger
+# Of the largest entry, or of 1 if that is larger. With tables of bfloat16, everything else is float32.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 1e-4}
+ROUNDINGS = {  # of the tables that operations return
+    "V": Rounding(seed=3, step=5, table=ITEM_TABLE),
+    "U": Rounding(seed=3, step=5, table=USER_TABLE),
+    "V with terms": Rounding(seed=3, step=2**33, table=ITEM_TABLE),
+}
 LR, TAU = 0.1, 1.0
 
 Outputs = dict[str, Tensor]
@@ -114,16 +124,23 @@ class Inputs:
         return made.to(torch.device("cpu"), torch.float32)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Inputs":
-        """Copy the inputs to a device, and the floats to a type."""
+        """Copy the inputs to a device, the tables to a type, and other floats to that in which these are computed."""
+        computed = arithmetic(dtype)
 
         def moved(x: Any) -> Any:
             if isinstance(x, Tensor):
-                return x.to(device, dtype if x.is_floating_point() else x.dtype, copy=True)
+                return x.to(device, computed if x.is_floating_point() else x.dtype, copy=True)
             return x._make(map(moved, x)) if hasattr(x, "_make") else x
 
         values = {field.name: moved(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        values |= {"U": moved(self.U).to(dtype), "V": moved(self.V).to(dtype)}
         moved_rows = {"indptr": moved(self.plan.indptr), "indices": moved(self.plan.indices)}
         return Inputs(**values | {"plan": dataclasses.replace(self.plan, **moved_rows)})
+
+    def rounding(self, output: str) -> Rounding | None:
+        """Return how an operation rounds a table that it returns. Values in float64 are those before the rounding."""
+        rounds = self.case.dtype == torch.bfloat16 and self.U.dtype != torch.float64
+        return ROUNDINGS[output] if rounds else None
 
 
 def four_squares(total: int) -> list[int]:
@@ -171,19 +188,20 @@ def all_losses(backend: Backend, x: Inputs) -> Outputs:
 
 def update_rows(backend: Backend, x: Inputs) -> Outputs:
     """Take a step of items and users, as training does."""
-    score = x.case.score
-    backend.update_rows(x.V, x.V_state, GradientTerms.of_items(x.batch, x.g, x.U), LR, score)
-    backend.update_rows(x.U, x.U_state, GradientTerms.of_rows(x.batch.users, x.user_grad), LR, row_score(score))
+    score, users = x.case.score, GradientTerms.of_rows(x.batch.users, x.user_grad)
+    items = GradientTerms.of_items(x.batch, x.g, x.U)
+    backend.update_rows(x.V, x.V_state, items, LR, score, rounding=x.rounding("V"))
+    backend.update_rows(x.U, x.U_state, users, LR, row_score(score), rounding=x.rounding("U"))
     return {"V": x.V, "V_state": x.V_state, "U": x.U, "U_state": x.U_state}
 
 
 def dense_rows(backend: Backend, x: Inputs) -> Outputs:
     """Take a step of all items with a dense gradient, without terms and beside them."""
-    score = x.case.score
-    backend.update_rows(x.V, x.V_state, GradientTerms.none(x.V), LR, score, x.V_state - x.V)
-    terms = GradientTerms.of_items(x.batch, x.g, x.U)
-    backend.update_rows(x.V, x.V_state, terms, LR, score, x.V_state - x.V)
-    return {"V": x.V, "V_state": x.V_state}
+    score, dense, terms = x.case.score, x.V_state - x.V, GradientTerms.of_items(x.batch, x.g, x.U)
+    V, V_state = x.V.clone(), x.V_state.clone()
+    backend.update_rows(x.V, x.V_state, GradientTerms.none(x.V), LR, score, dense, x.rounding("V"))
+    backend.update_rows(V, V_state, terms, LR, score, dense, x.rounding("V with terms"))
+    return {"V": x.V, "V_state": x.V_state, "V with terms": V, "V_state with terms": V_state}
 
 
 def catalogue_gradients(backend: Backend, x: Inputs) -> Outputs:
@@ -226,13 +244,22 @@ SIZES = {
     "dense_rows": ("d", "score", "share", "dtype"),
     "catalogue_gradients": ("d", "score", "dtype"),
     "soft_topk": ("n", "dtype"),
-    "top_k": ("d", "score"),
+    "top_k": ("d", "score", "dtype"),
 }
-# Operations with float64, in which the Numba kernels compute less than the Triton kernels.
-DOUBLE = {
-    "reference": set(OPERATIONS) - {"sample_lists", "sample_users"},
-    "triton": {"list_gradients", "all_losses", "update_rows", "dense_rows", "catalogue_gradients", "soft_topk"},
-    "cpu": {"soft_topk"},
+UPDATES = {"update_rows", "dense_rows"}
+GRADIENTS = {"list_gradients", "all_losses", "catalogue_gradients"}
+# Operations of each backend with types other than float32. Tables of the Numba kernels are always float32.
+OTHER_TYPES = {
+    torch.float64: {
+        "reference": {*GRADIENTS, *UPDATES, "soft_topk", "top_k"},
+        "triton": {*GRADIENTS, *UPDATES, "soft_topk"},
+        "cpu": {"soft_topk"},
+    },
+    torch.bfloat16: {
+        "reference": {*GRADIENTS, *UPDATES, "top_k"},
+        "triton": {*GRADIENTS, *UPDATES, "top_k"},
+        "cpu": UPDATES,
+    },
 }
 
 
@@ -242,7 +269,8 @@ class Finding:
 
     Attributes
     ----------
-    difference : the largest from the reference in float64, relative to the largest entry of an output, or to 1
+    difference : the largest from the reference in float64, relative to the largest entry of an output, or to 1; that
+        of a factor of bfloat16 is by how much it must have differed before it was rounded
     worst : the output with this difference
     repeatable : whether a second run gave the same bits
     """
@@ -267,7 +295,7 @@ def distinct(backend: Backend, cases: Iterable[Case]) -> Iterator[tuple[str, Cas
     for case in cases:
         for name in OPERATIONS:
             key = (name, *(getattr(case, size) for size in SIZES.get(name, ("n", "d", "score", "share", "dtype"))))
-            if key not in done and (case.dtype == torch.float32 or name in DOUBLE[backend.name]):
+            if key not in done and (case.dtype == torch.float32 or name in OTHER_TYPES[case.dtype][backend.name]):
                 done.add(key)
                 yield name, case
 
@@ -280,14 +308,32 @@ def exercise(backend: Backend, device: torch.device, cases: Iterable[Case]) -> I
         same = (name, dataclasses.replace(case, dtype=torch.float64))
         if same not in known:
             known[same] = operation(reference, inputs.to(torch.device("cpu"), torch.float64))
-        first, second = (operation(backend, inputs.to(device, case.dtype)) for _ in range(2))
+        tables = table_type("bfloat16", backend.name) if case.dtype == torch.bfloat16 else case.dtype
+        first, second = (operation(backend, inputs.to(device, tables)) for _ in range(2))
+        repeatable = all(same_bits(first[key], second[key]) for key in first)
+        if case.dtype == torch.bfloat16 and name in UPDATES:
+            for table in ROUNDINGS.keys() & first:
+                first[table] = before_rounding(first[table].cpu(), known[same][table], ROUNDINGS[table])
         worst, difference = max(differences(first, known[same]), key=lambda pair: pair[1])
-        yield Finding(name, case, difference, worst, all(same_bits(first[key], second[key]) for key in first))
+        yield Finding(name, case, difference, worst, repeatable)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors have the same bits."""
-    return a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes()
+    return a.cpu().view(torch.uint8).numpy().tobytes() == b.cpu().view(torch.uint8).numpy().tobytes()
+
+
+def before_rounding(table: Tensor, exact: Tensor, rounding: Rounding) -> Tensor:
+    """Return the numbers nearest to `exact` [R, d] that are rounded to `table`, NaN where it is not of bfloat16.
+
+    With random bits r, a number whose bits are x is rounded to y if y - r <= x <= y - r + 2^16 - 1.
+    """
+    bits = table.float().view(torch.int32).long()
+    size = (bits & 0x7FFFFFFF) - reference.rounding_bits(rounding, torch.arange(len(table)), table.shape[1])
+    low, high = ((size + step).clamp(min=0).int().view(torch.float32).double() for step in (0, 0xFFFF))
+    sign = torch.where(bits < 0, -1.0, 1.0)
+    nearest = sign * (sign * exact).clamp(low, high)
+    return torch.where(bits & 0xFFFF == 0, nearest, math.nan)
 
 
 def differences(outputs: Outputs, expected: Outputs) -> Iterator[tuple[str, float]]:

@@ -10,6 +10,7 @@ from drm_triton.config import TrainConfig, of_trained_model
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import InputError
+from drm_triton.kernels.precision import table_type, widened
 from drm_triton.names import (
     BackendChoice,
     CovForm,
@@ -18,6 +19,7 @@ from drm_triton.names import (
     InteractionWeights,
     Negatives,
     ObjectiveName,
+    Precision,
     Schedule,
     Score,
     UserSampling,
@@ -81,6 +83,9 @@ class DRM(FactorRecommender[TrainConfig]):
         Length of the user and item vectors, d.
     init : {"spectral", "normal"}, default "spectral"
         Initial factors: a truncated SVD of the interactions (spectral), or random numbers (normal).
+    precision : {"float32", "bfloat16"}, default "float32"
+        Number format of the factor tables in training. With bfloat16, they take half the memory on a GPU, and each row
+        is rounded at random after its step. On the CPU, rows are rounded as on a GPU, and no memory is saved.
     rho : int, default 1
         Number of positives in a training list: items that its user has.
     negatives : {"sampled", "all"}, optional
@@ -170,6 +175,7 @@ class DRM(FactorRecommender[TrainConfig]):
         score: Score | None = None,
         factors: int = 64,
         init: Init = "spectral",
+        precision: Precision = "float32",
         rho: int = 1,
         negatives: Negatives | None = None,
         pool: int = 32768,
@@ -207,6 +213,7 @@ class DRM(FactorRecommender[TrainConfig]):
                 score=score,
                 factors=factors,
                 init=init,
+                precision=precision,
                 rho=rho,
                 negatives=negatives,
                 pool=pool,
@@ -272,14 +279,15 @@ class DRM(FactorRecommender[TrainConfig]):
         with reporter.step("load the kernels (compiled at first use)"):
             self.warm_up()
         state = initial_state(self.config, fit, device) if stored is None else State.of_checkpoint(*stored)
-        state = train(state.to(device), self.config, dataset, fit, backend, callbacks, on_batch)
+        state = state.to(device, table_type(self.config.precision, backend.name))
+        state = train(state, self.config, dataset, fit, backend, callbacks, on_batch)
         if state.position:  # stopped within an epoch
             check_factors(state, self.config)
         return state
 
     def learned(self, tensors: Tensors) -> Tensors:
-        """Return the factors, without Adagrad's sums."""
-        return {name: tensors[name] for name in ("user_factors", "item_factors")}
+        """Return the factors as float32, without Adagrad's sums."""
+        return {name: widened(tensors[name]) for name in ("user_factors", "item_factors")}
 
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return user factors [M, d] and item factors [N, d]."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels.checks import check_catalogue
+from drm_triton.kernels.precision import widened
 from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
 from drm_triton.names import Score
 
@@ -103,8 +104,8 @@ def catalogue_gradients(
     A user with a score that is not finite has loss and gradient NaN, and so has every item then.
     """
     check_catalogue(U, V, batch, objective)
-    u = U[batch.users.long()]
-    loss, user_grad, item_grad = U.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
+    u, V = widened(U[batch.users.long()]), widened(V)
+    loss, user_grad, item_grad = u.new_empty(len(u)), torch.empty_like(u), torch.zeros_like(V[:0] if fixed_items else V)
     every, items = torch.arange(len(u), device=u.device), batch.indices.long()
     user_of = torch.repeat_interleave(every, batch.indptr.diff(), output_size=len(items))
     given = torch.ones_like(items, dtype=u.dtype) if batch.weights is None else batch.weights

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import devices
-from drm_triton.names import LOSSES, TAU_RANGE, Score
+from drm_triton.kernels.precision import arithmetic
+from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
+from drm_triton.names import LOSSES, MAX_SEED, TAU_RANGE, Score
 
 if TYPE_CHECKING:
     from drm_triton.kernels.protocol import (
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
         ListPlan,
         Objective,
         PackedItems,
+        Rounding,
         SharedNegatives,
     )
 
 CSR_CHUNK = 1 << 24  # indices checked at a time
 FLOATS, INT32, INT64, BOOL = (torch.float32, torch.float64), (torch.int32,), (torch.int64,), (torch.bool,)
+TABLES = (*FLOATS, torch.bfloat16)
 
 
 def check_choice(function: str, name: str, value: str, choices: object) -> None:
@@ -158,7 +162,7 @@ def check_sample_users(plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> 
 def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, values: bool = True) -> None:
     """Check the arguments of `list_gradients`; the values of the batch only if `values`."""
     name, users, items = "list_gradients", batch.users, batch.items
-    check_tensor(name, "U", U, (None, None), FLOATS)
+    check_tensor(name, "U", U, (None, None), TABLES)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
     check_tensor(name, "users", users, (None,), INT32)
     check_tensor(name, "items", items, (len(users), None), INT32)
@@ -189,14 +193,14 @@ def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Obje
         raise InputError(f"{name}: the objective must be softmax alone")
     if batch.pool is not None and not 1 <= batch.pool.n_negatives <= len(batch.pool.items) == len(V):
         raise InputError(f"{name}: V must hold the {len(batch.pool.items)} items of the pool, got {len(V)} rows")
-    check_tensor(name, "U", U, (None, None), FLOATS)
+    check_tensor(name, "U", U, (None, None), TABLES)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
     check_tensor(name, "users", batch.users, (None,), INT32)
     check_tensor(name, "the indptr of batch", batch.indptr, (len(batch.users) + 1,), INT64)
     check_tensor(name, "the indices of batch", batch.indices, (None,), INT32)
     check_devices(name, U=U, V=V, users=batch.users, indptr=batch.indptr, indices=batch.indices)
     if batch.weights is not None:
-        check_tensor(name, "the weights of batch", batch.weights, (len(batch.indices),), (U.dtype,))
+        check_tensor(name, "the weights of batch", batch.weights, (len(batch.indices),), (arithmetic(U.dtype),))
         check_devices(name, U=U, weights=batch.weights)
     if devices.on_host(U):
         check_index(name, "users", batch.users, len(U))
@@ -223,28 +227,34 @@ def check_update(
     lr: float | Tensor,
     score: Score,
     dense: Tensor | None,
+    rounding: Rounding | None,
     values: bool = True,
 ) -> None:
     """Check the arguments of `update_rows`; the values of rows and sources only if `values`."""
     name = "update_rows"
     rows, coefficients, vectors, sources, shared = terms
     check_choice(name, "score", score, Score)
-    check_tensor(name, "table", table, (None, None), FLOATS)
+    check_tensor(name, "table", table, (None, None), TABLES)
+    dtype = arithmetic(table.dtype)
     if isinstance(lr, Tensor):
         check_tensor(name, "lr", lr, (), (torch.float64,))
         check_devices(name, table=table, lr=lr)
     else:
         check_number(name, "lr", lr, 0)
-    check_tensor(name, "state", state, tuple(table.shape), (table.dtype,))
+    check_tensor(name, "state", state, tuple(table.shape), (dtype,))
     check_tensor(name, "rows", rows, (None, None), INT32)
-    check_tensor(name, "coefficients", coefficients, tuple(rows.shape), (table.dtype,))
-    check_tensor(name, "vectors", vectors, (None, table.shape[1]), (table.dtype,))
+    check_tensor(name, "coefficients", coefficients, tuple(rows.shape), (dtype,))
+    check_tensor(name, "vectors", vectors, (None, table.shape[1]), tuple({dtype: None, table.dtype: None}))
     check_tensor(name, "sources", sources, (len(rows),), INT32)
     tensors = {"table": table, "state": state, "rows": rows, "coefficients": coefficients, "vectors": vectors}
     check_devices(name, **tensors, sources=sources)
     if dense is not None:
-        check_tensor(name, "dense", dense, tuple(table.shape), (table.dtype,))
+        check_tensor(name, "dense", dense, tuple(table.shape), (dtype,))
         check_devices(name, table=table, dense=dense)
+    if rounding is not None:
+        _check_rounding(name, rounding, table)
+    elif table.dtype == torch.bfloat16:
+        raise InputError(f"{name}: a table of bfloat16 needs rounding, or small steps would be lost")
     for label, tensor in (("table", table), ("state", state)):
         if not tensor.is_contiguous():
             raise InputError(
@@ -262,6 +272,17 @@ def check_update(
         check_index(name, "sources", sources, len(vectors))
         if shared is not None:
             check_index(name, "the items of shared", shared.items, len(table))
+
+
+def _check_rounding(function: str, rounding: Rounding, table: Tensor) -> None:
+    """Check what keys the bits that round a table."""
+    check_integer(function, "the seed of rounding", rounding.seed, 0, MAX_SEED)
+    check_integer(function, "the table of rounding", rounding.table, ITEM_TABLE, USER_TABLE)
+    if isinstance(rounding.step, Tensor):
+        check_tensor(function, "the step of rounding", rounding.step, (), INT64)
+        check_devices(function, table=table, step=rounding.step)
+    else:
+        check_integer(function, "the step of rounding", rounding.step, 0)
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
@@ -285,7 +306,7 @@ def largest_norm(function: str, label: str, factors: Tensor) -> float:
     else:
         norm = 0.0 if len(factors) == 0 else math.nan
     if not math.isfinite(norm):  # or the square overflows float32
-        norm = torch.linalg.vector_norm(factors.detach(), dim=1).max().item()
+        norm = torch.linalg.vector_norm(factors.detach(), dim=1, dtype=arithmetic(factors.dtype)).max().item()
     if not math.isfinite(norm) and not factors.isfinite().all():
         raise InputError(f"{function}: {label} holds values that are not finite (NaN or infinity)")
     return norm
@@ -294,7 +315,7 @@ def largest_norm(function: str, label: str, factors: Tensor) -> float:
 def check_items(V: Tensor, score: Score) -> float:
     """Check the arguments of `pack_items`, values too; return the norm of the longest row."""
     check_choice("pack_items", "score", score, Score)
-    check_tensor("pack_items", "V", V, (None, None), FLOATS)
+    check_tensor("pack_items", "V", V, (None, None), TABLES)
     if V.shape[1] == 0:
         raise InputError(f"pack_items: V must have at least one column, got {list(V.shape)}")
     return largest_norm("pack_items", "V", V)
@@ -327,7 +348,7 @@ def check_top_k(
 
 def can_rank(queries: Tensor, items: PackedItems, seen: tuple[Tensor, Tensor] | None) -> Tensor:
     """Return which queries pass the checks of values in `check_top_k`, without reading them: bool [m]."""
-    norm = torch.linalg.vector_norm(queries, dim=1).double()
+    norm = torch.linalg.vector_norm(queries, dim=1, dtype=arithmetic(queries.dtype)).double()
     valid: Tensor = (norm + items.norm).square() < torch.finfo(torch.float32).max  # not if NaN
     return valid if seen is None else valid & rows_ascend(*seen, len(items.V))
 

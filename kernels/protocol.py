@@ -25,6 +25,7 @@ from drm_triton.kernels.checks import (
     check_tensor,
 )
 from drm_triton.kernels.devices import to_device
+from drm_triton.kernels.precision import arithmetic
 from drm_triton.names import LOSSES, MAX_INT32, MAX_SEED, BackendName, Score, UserSampling, Weight
 
 ADAGRAD_EPS = 1e-10
@@ -290,7 +291,7 @@ class GradientTerms(NamedTuple):
     def none(cls, table: Tensor) -> "GradientTerms":
         """No terms: a dense gradient is all that the rows of `table` [R, d] receive."""
         rows = torch.empty(0, 1, dtype=torch.int32, device=table.device)
-        return cls(rows, table.new_empty(0, 1), table[:0], rows[:, 0])
+        return cls(rows, table.new_empty(0, 1, dtype=arithmetic(table.dtype)), table[:0], rows[:, 0])
 
     @classmethod
     def of_rows(cls, rows: Tensor, gradients: Tensor, coefficients: Tensor | None = None) -> "GradientTerms":
@@ -299,6 +300,14 @@ class GradientTerms(NamedTuple):
             coefficients = torch.ones_like(gradients[:, 0])
         every = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         return cls(rows[:, None], coefficients[:, None], gradients, every)
+
+
+class Rounding(NamedTuple):
+    """Which random bits round the rows of a table to bfloat16 (see `streams`)."""
+
+    seed: int
+    step: int | Tensor  # number of the training step, or int64 on the device of the table, not read by the host there
+    table: int  # ITEM_TABLE or USER_TABLE of `streams`
 
 
 def row_score(score: Score) -> Score:
@@ -357,6 +366,7 @@ class Backend(Protocol):
         lr: float | Tensor,
         score: Score,
         dense: Tensor | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         """Take one Adagrad step and project onto the unit ball, in place.
 
@@ -367,9 +377,13 @@ class Backend(Protocol):
         that of the terms, every row does. A row whose coefficients are all 0 may be left as it is: the step does not
         move it if it is in the unit ball or, under `cosine`, on the unit sphere.
 
+        With `rounding`, each row that took the step is rounded to numbers of bfloat16, up or down at random with
+        probabilities that make the mean exact. Its length may then differ from 1, or exceed it, by the rounding.
+
         Parameters
         ----------
-        table, state : [R, d] factors and Adagrad's sums of squared gradients
+        table, state : [R, d] factors and Adagrad's sums of squared gradients. If the table is bfloat16, which needs
+            `rounding` and which `cpu` does not take, all other numbers are float32, but `terms.vectors` may be either.
         lr : a number, or a float64 tensor of one number on the device of the table, which the host does not read if
             this is a GPU. A tensor that is NaN leaves table and state as they are.
         """

@@ -20,6 +20,7 @@ from drm_triton.kernels.checks import (
     check_top_k,
     check_update,
 )
+from drm_triton.kernels.precision import widened
 from drm_triton.kernels.protocol import (
     ADAGRAD_EPS,
     GradientTerms,
@@ -28,10 +29,11 @@ from drm_triton.kernels.protocol import (
     ListPlan,
     Objective,
     PackedItems,
+    Rounding,
     SeenItems,
     SharedNegatives,
 )
-from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
+from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, ROUNDING_BLOCK, SHARED_BLOCK, USER
 from drm_triton.kernels.weights import rank_weights
 from drm_triton.names import BackendName, Score
 
@@ -222,7 +224,7 @@ def drm_lists(s: Tensor, y: Tensor, w: Tensor, tau: float, mask: Tensor) -> tupl
 
 def list_scores(U: Tensor, V: Tensor, users: Tensor, items: Tensor, score: Score) -> Tensor:
     """Compute the scores of lists, -||u - v||^2 under `l2` and u.v otherwise: [B, n]."""
-    u, v = U[users.long()][:, None, :], V[items.long()]
+    u, v = widened(U[users.long()])[:, None, :], widened(V[items.long()])
     return -(u - v).square().sum(-1) if score == "l2" else (u * v).sum(-1)
 
 
@@ -301,9 +303,30 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
         g_pairs = torch.sigmoid(x) / ((n - rho) * objective.temperature)
         g += torch.cat([-g_pairs.sum(2), g_pairs.sum(1)], -1)
     g = torch.where(finite, g, math.nan)
-    u, v = U[users.long()][:, None, :], V[items.long()]
+    u, v = widened(U[users.long()])[:, None, :], widened(V[items.long()])
     user_grad = (g[:, :, None] * (-2 * (u - v) if objective.score == "l2" else v)).sum(1)
     return ListGradients._make([scores, *losses, objective.total(*losses), g, user_grad])
+
+
+def round_bfloat16(x: Tensor, random: Tensor) -> Tensor:
+    """Round float32 to numbers of bfloat16 at random, with 16 uniform bits in int64 for each.
+
+    With the random bits added, the lower half of a float32 carries into the upper one with a probability that is the
+    part of the step between two bfloat16 at which x lies. Numbers that carry to infinity are cut off instead, infinity
+    stays as it is, and NaN becomes one whose upper half says so.
+    """
+    bits = x.contiguous().view(torch.int32).long()
+    size = bits & 0x7FFFFFFF
+    bits = torch.where(size < 0x7F7F0000, bits + random, bits)  # the largest number of bfloat16
+    bits = torch.where(size > 0x7F800000, bits | 0x400000, bits)
+    return (bits & ~0xFFFF).to(torch.int32).view(torch.float32)
+
+
+def rounding_bits(rounding: Rounding, rows: Tensor, d: int) -> Tensor:
+    """Return the 16 uniform bits of each factor of some rows, in int64: [T, d]."""
+    group = ROUNDING_BLOCK + torch.arange(-(-d // 8), device=rows.device)
+    words = torch.stack(philox(rounding.seed, int(rounding.step), rounding.table, rows[:, None], group), dim=-1)
+    return torch.stack([words & 0xFFFF, words >> 16], dim=-1).flatten(1)[:, :d]  # 4 words, each of two halves
 
 
 @torch.no_grad()
@@ -314,25 +337,29 @@ def update_rows(
     lr: float | Tensor,
     score: Score,
     dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
     """Take one Adagrad step and project onto the unit ball, in place: rows of `terms`, or all with `dense` [R, d]."""
-    check_update(table, state, terms, lr, score, dense)
+    check_update(table, state, terms, lr, score, dense, rounding)
     if math.isnan(lr):
         return
     rows = terms.rows.flatten().long()
-    x = terms.vectors[terms.sources.long()].repeat_interleave(terms.rows.shape[1], dim=0)
+    x = widened(terms.vectors[terms.sources.long()]).repeat_interleave(terms.rows.shape[1], dim=0)
     if score == "l2":
-        x = 2 * (x - table[rows])
-    grad = torch.zeros_like(table) if dense is None else dense.clone()
+        x = 2 * (x - widened(table[rows]))
+    grad = torch.zeros_like(state) if dense is None else dense.clone()
     grad.index_add_(0, rows, terms.coefficients.flatten()[:, None] * x)
     touched = rows.unique() if dense is None else torch.arange(len(table), device=table.device)
-    grad, before = grad[touched], table[touched]
+    grad, before = grad[touched], widened(table[touched])
     if score == "cosine":
         grad = grad - (grad * before).sum(1, keepdim=True) * before
     state[touched] += grad.square()
     row = before - lr * grad / (state[touched].sqrt() + ADAGRAD_EPS)
     norm = row.norm(dim=1, keepdim=True)
-    table[touched] = row / (torch.where(norm > 0, norm, 1) if score == "cosine" else norm.clamp(min=1))
+    row = row / (torch.where(norm > 0, norm, 1) if score == "cosine" else norm.clamp(min=1))
+    if rounding is not None:
+        row = round_bfloat16(row.float(), rounding_bits(rounding, touched, row.shape[1]))
+    table[touched] = row.to(table.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -347,7 +374,7 @@ def pack_items(V: Tensor, score: Score) -> PackedItems:
 def top_k(queries: Tensor, items: PackedItems, k: int, seen: SeenItems | None = None) -> tuple[Tensor, Tensor]:
     """Find the k best items of each query, best first: items int32 [m, k], scores [m, k]."""
     check_top_k(queries, items, k, seen)
-    V = items.V
+    queries, V = widened(queries), widened(items.V)
     s = -(queries[:, None, :] - V[None, :, :]).square().sum(-1) if items.score == "l2" else queries @ V.T
     if seen is not None:
         indptr, indices = seen

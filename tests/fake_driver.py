@@ -180,6 +180,7 @@ def steps(options: dict[str, Any]) -> dict[str, Any]:
     """Train as on a GPU and return what the host did: compiled kernels, launches and operations of torch."""
     from drm_triton import TrainConfig
     from drm_triton.kernels import checks, gpu
+    from drm_triton.kernels.precision import table_type
     from drm_triton.kernels.protocol import ListPlan
     from drm_triton.training import preflight, step
     from drm_triton.training.capture import DeviceStep
@@ -201,6 +202,7 @@ def steps(options: dict[str, Any]) -> dict[str, Any]:
         preflight.warm_up(config, gpu, device)
         warm, fake.compiled = fake.compiled, []
         state, plan = initial_state(config, fit, device), training_plan(config, fit, device)
+        state = state.to(device, table_type(config.precision, gpu.name))
         objective = objective_of(config, fit.shape[1])
         found: dict[str, Any] = {"compiled in warm-up": warm, "device steps": [], "host steps": []}
         take_step(state, plan, 64, config, objective, gpu, 0.1)

@@ -54,7 +54,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     [
         ({"facters": 32}, "unknown option `facters`; did you mean `factors`?"),
         ({"lamda": 1.0}, "unknown option `lamda`; did you mean `lam`?"),
-        ({"nonsense": 1}, "unknown option `nonsense`; the options are score, factors, init, rho,"),
+        ({"nonsense": 1}, "unknown option `nonsense`; the options are score, factors, init, precision, rho,"),
         ({"factors": 0}, "`factors` must be at least 1, got 0"),
         ({"epochs": 0}, "`epochs` must be at least 1, got 0"),
         ({"share": 0}, "`share` must be at least 1, got 0"),
@@ -71,6 +71,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"lr": math.nan}, "`lr` must be finite, got nan"),
         ({"lr": 1e300}, "`lr` must be at most 3.4e+38, got 1e+300"),  # the kernels compute in float32
         ({"score": "hamming"}, "`score` must be one of dot, l2, cosine, got 'hamming'"),
+        ({"precision": "float16"}, "`precision` must be one of float32, bfloat16, got 'float16'"),
         ({"objective": "drm+hinge"}, "`objective` must be one of hinge"),
         ({"objective": "drm", "rho": 2, "eta": 3, "k": 6}, "`k` must be at most `rho` + `eta` = 5, got 6"),
         ({"cov": 1.0}, "`cov` (covariance regularisation) needs `score` l2"),

@@ -26,6 +26,7 @@ from drm_triton.kernels.protocol import (
     ListPlan,
     Objective,
     PackedItems,
+    Rounding,
     SeenItems,
 )
 from drm_triton.names import Score
@@ -123,15 +124,27 @@ def altered(**operations: object) -> SimpleNamespace:
 
 
 def wrong_step(
-    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
-    reference.update_rows(table, state, terms, 1.01 * lr, score, dense)
+    reference.update_rows(table, state, terms, 1.01 * lr, score, dense, rounding)
 
 
 def wrong_on_the_sphere(
-    table: Tensor, state: Tensor, terms: GradientTerms, lr: float, score: Score, dense: Tensor | None = None
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
-    reference.update_rows(table, state, terms, lr, "dot" if score == "cosine" else score, dense)
+    reference.update_rows(table, state, terms, lr, "dot" if score == "cosine" else score, dense, rounding)
 
 
 def wrong_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> CatalogueGradients:
@@ -268,11 +281,44 @@ def test_the_deep_check_is_reported_and_written_without_personal_data(
 
 def test_the_deep_check_in_this_process() -> None:
     """The cases are few, and the times those of nothing; the rows are complete."""
-    cases = [Case(18, 12, "cosine", 4), Case(18, 12, "cosine", 4, torch.float64)]
+    cases = [Case(18, 12, "cosine", 4, dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
     rows = list(deep.check(reference, torch.device("cpu"), cases))
     assert {row["operation"] for row in rows} == set(OPERATIONS)
     assert [row["problem"] for row in rows] == [None] * len(rows)
-    assert {row["case"][-7:] for row in rows} == {"float32", "float64"}
+    assert {row["case"].split()[-1] for row in rows} == {"float32", "float64", "bfloat16"}
+
+
+def unrounded(
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
+) -> None:
+    reference.update_rows(table, state, terms, lr, score, dense)
+
+
+def rounded_otherwise(
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
+) -> None:
+    assert rounding is not None
+    reference.update_rows(table, state, terms, lr, score, dense, rounding._replace(step=1))
+
+
+@pytest.mark.parametrize("wrong", [unrounded, rounded_otherwise])
+def test_the_deep_check_finds_wrong_rounding(wrong: Any) -> None:
+    case = Case(18, 12, "dot", 1, torch.bfloat16)
+    right, spoilt = altered(name="cpu"), altered(name="cpu", update_rows=wrong)
+    assert [row["problem"] for row in deep.check(right, torch.device("cpu"), [case])] == [None] * 2
+    assert all(row["problem"] for row in deep.check(spoilt, torch.device("cpu"), [case]))
 
 
 def test_times_beside_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,15 @@ if TYPE_CHECKING:
     from drm_triton.models.bpr import BPR
     from drm_triton.models.cdae import CDAE
     from drm_triton.models.cml import CML
+    from drm_triton.models.ease import EASE
+    from drm_triton.models.gfcf import GFCF
     from drm_triton.models.ials import IALS
+    from drm_triton.models.itemknn import ItemKNN
     from drm_triton.models.popularity import Popularity
+    from drm_triton.models.rp3beta import RP3beta
+    from drm_triton.models.slim import SLIM
     from drm_triton.models.sqlrank import SQLRank
+    from drm_triton.models.srrmf import SRRMF
     from drm_triton.models.warp import WARP
     from drm_triton.models.wmf import WMF
     from drm_triton.recommender import Recommender
@@ -25,17 +31,40 @@ if TYPE_CHECKING:
 # The name of a model, as in `drm-triton train --model` -> its module and its class. Modules are imported on first use.
 MODELS = {
     "drm": ("drm_triton.model", "DRM"),
+    "slim": ("drm_triton.models.slim", "SLIM"),
     "cdae": ("drm_triton.models.cdae", "CDAE"),
     "bpr": ("drm_triton.models.bpr", "BPR"),
     "wmf": ("drm_triton.models.wmf", "WMF"),
     "warp": ("drm_triton.models.warp", "WARP"),
     "cml": ("drm_triton.models.cml", "CML"),
     "sqlrank": ("drm_triton.models.sqlrank", "SQLRank"),
+    "srrmf": ("drm_triton.models.srrmf", "SRRMF"),
     "ials": ("drm_triton.models.ials", "IALS"),
+    "ease": ("drm_triton.models.ease", "EASE"),
+    "rp3beta": ("drm_triton.models.rp3beta", "RP3beta"),
+    "itemknn": ("drm_triton.models.itemknn", "ItemKNN"),
+    "gfcf": ("drm_triton.models.gfcf", "GFCF"),
     "popularity": ("drm_triton.models.popularity", "Popularity"),
 }
 
-__all__ = ["BPR", "CDAE", "CML", "IALS", "WARP", "WMF", "Popularity", "SQLRank", "load", "model_class"]
+__all__ = [
+    "BPR",
+    "CDAE",
+    "CML",
+    "EASE",
+    "GFCF",
+    "IALS",
+    "SLIM",
+    "SRRMF",
+    "WARP",
+    "WMF",
+    "ItemKNN",
+    "Popularity",
+    "RP3beta",
+    "SQLRank",
+    "load",
+    "model_class",
+]
 
 
 def model_class(name: str) -> "type[Recommender[Any]]":

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
@@ -25,7 +24,7 @@ from drm_triton.machine import memory
 from drm_triton.models.configs import ModelConfig
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Ranker, factor_ranker
-from drm_triton.ranking.item_index import ItemIndex, ItemWeights
+from drm_triton.ranking.item_index import ItemWeights, item_ranker
 from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors
 from drm_triton.training.loop import finish_epoch
 from drm_triton.training.preflight import warn_if_unvalidated
@@ -167,12 +166,7 @@ class ItemModel(EpochModel[C], ItemRecommender[C]):
 
     def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
         """Return the ranker of a model in training."""
-        index = ItemIndex(ItemWeights.of_tensors(tensors, fit.shape[1]), fit.shape[1])
-
-        def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
-            return index.search(fit.take(users), k, seen)[0]
-
-        return rank
+        return item_ranker(ItemWeights.of_tensors(tensors, fit.shape[1]), fit)
 
 
 def gibibytes(n_bytes: float) -> str:

@@ -94,7 +94,7 @@ class CDAE(FactorModel[CDAEConfig]):
         run = self._sampled if self.config.output == "sampled" else self._full
         loss = run(tensors, fit, number, progress)
         self._encode(tensors, fit)
-        return {"loss": loss / max(1, np.count_nonzero(fit.degrees()))}
+        return {"loss": loss / max(1, int(np.count_nonzero(fit.degrees())))}
 
     def _encode(self, tensors: Tensors, fit: CSR) -> None:
         """Compute the hidden layer of each user from all of the user's items."""
@@ -226,7 +226,7 @@ def full_step(tensors: Tensors, fit: CSR, users: range, epoch: int, config: CDAE
     if config.tied:
         dV += dW
     else:
-        touched = torch.zeros(n_items, 1, device=device).index_fill_(0, items[kept], 1)
+        touched = W.new_zeros(n_items, 1).index_fill_(0, items[kept], 1)
         adagrad(W, W_state, dW + ridge * touched * W, lr)
     adagrad(V, V_state, dV.add_(V, alpha=ridge), lr)
     adagrad(c, c_state, dc.add_(c, alpha=ridge), lr)

@@ -8,7 +8,17 @@ from typing import ClassVar
 from drm_triton.base_config import LISTS, LOSS, MODEL, TRAINING, Config
 from drm_triton.config import SAMPLED_BATCH, TrainConfig
 from drm_triton.errors import InputError
-from drm_triton.names import MAX_FLOAT32, MAX_INT32, MAX_SEED, BackendChoice, CovForm, FitOn, NegativeSampling, Output
+from drm_triton.names import (
+    MAX_FLOAT32,
+    MAX_INT32,
+    MAX_SEED,
+    BackendChoice,
+    CovForm,
+    FitOn,
+    NegativeSampling,
+    Output,
+    SimilarityName,
+)
 from drm_triton.options import option
 
 MAX_RATIO = 1000  # negatives for each item of a user
@@ -65,15 +75,15 @@ class SQLRankConfig(ModelConfig):
         10, "Number of negatives for each item of a user.", LISTS, least=1, most=MAX_RATIO, search=(3, 5, 10)
     )
     regularization: float = option(
-        1.0,
+        2.0,
         "Weight of the squared norms of the factors.",
         LOSS,
         least=0,
         most=MAX_FLOAT32,
-        search=(0.3, 1.0, 2.0, 4.0),
+        search=(0.5, 1.0, 2.0, 4.0),
     )
     lr: float = option(
-        0.1,
+        0.2,
         "Learning rate of the first epoch. `lr` times `regularization` must be below 2.",
         TRAINING,
         positive=True,
@@ -391,18 +401,174 @@ class IALSConfig(ALSConfig):
     )
 
 
+@dataclass(frozen=True)
+class SRRMFConfig(ALSConfig):
+    """Options of `SRRMF`."""
+
+    model: ClassVar[str] = "srrmf"
+
+    confidence: float = option(
+        10.0,
+        "Weight of the pairs of an item that the user has and one that the user does not have, where pairs of two "
+        "items that the user does not have have the weight 1.",
+        LOSS,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=(1, 3, 5, 10, 20),
+        search=(1.0, 10.0, 100.0),
+    )
+
+
+@dataclass(frozen=True)
+class SLIMConfig(ModelConfig):
+    """Options of `SLIM`."""
+
+    model: ClassVar[str] = "slim"
+    l1: float = option(
+        1.0,
+        "Weight of the sum of the weights, in numbers of users. Items that share at most this many have none.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.1, 0.5, 1, 3, 5, 10, 20),
+        search=(0.1, 0.5, 1.0, 3.0, 5.0, 10.0),
+    )
+    l2: float = option(
+        10.0,
+        "Weight of the squared norm of the weights, in numbers of users.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.1, 0.5, 1, 3, 5, 10, 20),
+        search=(1.0, 5.0, 20.0, 50.0, 100.0),
+    )
+    neighbors: int | None = option(
+        None,
+        "Number of items from which an item can have a weight: those nearest to it by cosine.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        unset="all items",
+    )
+
+
+@dataclass(frozen=True)
+class EASEConfig(ModelConfig):
+    """Options of `EASE`."""
+
+    model: ClassVar[str] = "ease"
+    regularization: float = option(
+        200.0,
+        "Weight of the squared norm of the weights between items, in numbers of users.",
+        LOSS,
+        positive=True,
+        most=MAX_FLOAT32,
+        search=(10.0, 30.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 3000.0),
+    )
+
+
+@dataclass(frozen=True)
+class RP3betaConfig(ModelConfig):
+    """Options of `RP3beta`."""
+
+    model: ClassVar[str] = "rp3beta"
+    alpha: float = option(
+        0.6,
+        "Exponent of the transition probabilities of the random walk.",
+        MODEL,
+        least=0,
+        most=10,
+        search=(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    )
+    beta: float = option(
+        0.4,
+        "Exponent of the number of users of an item, by which its weights are divided. 0 is P3alpha.",
+        MODEL,
+        least=0,
+        most=10,
+        search=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    )
+    neighbors: int | None = option(
+        500,
+        "Number of weights that each item keeps: the largest from it, and of these the largest to each item.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        search=(100, 200, 500, 1000),
+    )
+    normalize_rows: bool = option(False, "Divide the weights from an item by their sum.", MODEL, search=(False, True))
+
+
+@dataclass(frozen=True)
+class ItemKNNConfig(ModelConfig):
+    """Options of `ItemKNN`."""
+
+    model: ClassVar[str] = "itemknn"
+    similarity: SimilarityName = option(
+        "cosine",
+        "Similarity of items by the users that they share.",
+        MODEL,
+        search=("cosine", "jaccard", "dice"),
+    )
+    neighbors: int | None = option(
+        100,
+        "Number of neighbours of an item: the most similar items.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        search=(20, 50, 100, 200, 500),
+    )
+    shrink: float = option(
+        0.0,
+        "Added to the denominator of the similarity. It lowers similarities that few users support.",
+        MODEL,
+        least=0,
+        most=MAX_FLOAT32,
+        search=(0.0, 10.0, 50.0, 100.0),
+    )
+
+
+@dataclass(frozen=True)
+class GFCFConfig(ModelConfig):
+    """Options of `GFCF`."""
+
+    model: ClassVar[str] = "gfcf"
+    factors: int = option(
+        256,
+        "Number of singular vectors of the ideal low-pass filter.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        search=(64, 128, 256, 512),
+    )
+    low_pass_weight: float = option(
+        0.3,
+        "Weight of the ideal low-pass filter beside the linear filter.",
+        MODEL,
+        least=0,
+        most=MAX_FLOAT32,
+        search=(0.0, 0.1, 0.3, 1.0),
+    )
+
+
 CONFIGS: dict[str, type[Config]] = {
     config.model: config
     for config in (
         TrainConfig,
-        PopularityConfig,
-        SQLRankConfig,
+        SLIMConfig,
         CDAEConfig,
         BPRConfig,
+        WMFConfig,
         WARPConfig,
         CMLConfig,
-        WMFConfig,
+        SQLRankConfig,
+        SRRMFConfig,
         IALSConfig,
+        EASEConfig,
+        RP3betaConfig,
+        ItemKNNConfig,
+        GFCFConfig,
+        PopularityConfig,
     )
 }
 

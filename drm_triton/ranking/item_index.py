@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
+from drm_triton.ranking.evaluate import Ranker
 
 ROWS = 512  # users whose scores of all items are dense at the same time
 
@@ -123,6 +124,16 @@ class ItemIndex:
                 scores[np.repeat(np.arange(len(block)), left_out.degrees()), left_out.indices] = -np.inf
             items[block], found[block] = top_of_scores(torch.from_numpy(scores), k)
         return items, found
+
+
+def item_ranker(weights: ItemWeights, items: CSR) -> Ranker:
+    """Return a ranker of the users with these items, CSR [M, N]."""
+    index = ItemIndex(weights, items.shape[1])
+
+    def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
+        return index.search(items.take(users), k, seen)[0]
+
+    return rank
 
 
 def top_of_scores(scores: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

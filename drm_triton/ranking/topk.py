@@ -93,7 +93,8 @@ def _to_host(rows: Tensor, scores: Tensor) -> tuple[NDArray[np.int32], NDArray[n
 def similarity_vectors(factors: Tensor, score: Score) -> Tensor:
     """Return the table whose rows are compared with each other to find similar items or users: [N, d].
 
-    Under `dot` the rows are scaled to length 1, so that their score is the cosine: the length of a factor reflects
-    popularity. Under `l2` they are the factors themselves, and the score is -||v - w||^2.
+    Under `dot` and `cosine` the rows are scaled to length 1, so that their score is the cosine: the length of a factor
+    reflects popularity under `dot`, and the rounding to bfloat16 under `cosine`. Under `l2` they are the factors
+    themselves, and the score is -||v - w||^2.
     """
-    return torch.nn.functional.normalize(factors) if score == "dot" else factors
+    return factors if score == "l2" else torch.nn.functional.normalize(factors)

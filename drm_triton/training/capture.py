@@ -1,8 +1,9 @@
 """A training step on a GPU as one CUDA graph: the host launches it with one call, in place of some thirty.
 
 Everything that differs from step to step is on the GPU: the epoch and the position in it, from which the lists are
-drawn and the learning rate follows, the factors, and the losses. The step itself moves the position on. So its launches
-are the same for every step, and can be recorded once and replayed.
+drawn and the learning rate follows, the number of the step, which keys the rounding to bfloat16, the factors, and the
+losses. The step itself moves position and number on. So its launches are the same for every step, and can be recorded
+once and replayed.
 """
 
 import os
@@ -19,7 +20,7 @@ EAGER_STEPS = 3  # before the capture: they compile the kernels and let torch cr
 
 
 class DeviceStep:
-    """A step on the next `batch_size` lists, whose epoch, position and rate are numbers on the device."""
+    """A step on the next `batch_size` lists, whose epoch, position, rate and number are on the device."""
 
     def __init__(
         self, state: State, plan: ListPlan, config: TrainConfig, objective: Objective, backend: Backend
@@ -28,20 +29,24 @@ class DeviceStep:
 
         self.state, self.plan, self.config, self.objective, self.backend = state, plan, config, objective, backend
         self.sampling = sampling
-        self.clock = sampling.clock_at(state.epoch, state.position, state.U.device)
+        self.clock = torch.empty(3, dtype=torch.int64, device=state.U.device)  # epoch, position, number of the step
+        self.advance = torch.tensor([config.batch_in_force, 1], device=state.U.device)  # by which the last two move on
+        self.set_clock()
 
     def set_clock(self) -> None:
-        """Set epoch and position on the device to those of the state."""
-        self.sampling.set_clock(self.clock, self.state.epoch, self.state.position)
+        """Set the clock to the state."""
+        for place, value in enumerate((self.state.epoch, self.state.position, self.state.step)):
+            self.clock[place].fill_(value)
 
     def run(self) -> None:
-        """Take the step, and move the position on the device on."""
+        """Take the step, and move the clock on."""
         config, plan = self.config, self.plan
-        epoch, position = self.clock.double()
+        epoch, position, _ = self.clock.double()
         lr = rate_at(config, epoch, position, plan.n_lists)
         batch = self.sampling.sample_at(plan, self.clock, config.batch_in_force)
-        train_step(self.state, batch, config, self.objective, self.backend, lr, plan.list_weights(batch))
-        self.clock[1] += config.batch_in_force
+        weights = plan.list_weights(batch)
+        train_step(self.state, batch, config, self.objective, self.backend, lr, weights, self.clock[2])
+        self.clock[1:] += self.advance
 
 
 class CapturedStep:
@@ -50,12 +55,12 @@ class CapturedStep:
     def __init__(self, step: DeviceStep) -> None:
         self.step, self.eager_steps = step, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.expected = (-1, -1)  # epoch and position that the clock will have
+        self.expected = (-1, -1, -1)  # what the clock will be
 
     def __call__(self) -> None:
         """Take a step on the lists from `state.position` on."""
         state, config = self.step.state, self.step.config
-        if (state.epoch, state.position) != self.expected:
+        if (state.epoch, state.position, state.step) != self.expected:
             self.step.set_clock()
         if self.graph is None and self.eager_steps < EAGER_STEPS:
             self.eager_steps += 1
@@ -67,7 +72,7 @@ class CapturedStep:
             self.graph.replay()
             state.step = number + 1
         state.position += config.batch_in_force
-        self.expected = state.epoch, state.position
+        self.expected = state.epoch, state.position, state.step
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Record the launches of a step. Nothing runs."""

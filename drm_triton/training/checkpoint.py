@@ -22,6 +22,7 @@ from torch import Tensor
 
 from drm_triton import atomic
 from drm_triton.errors import InputError
+from drm_triton.kernels.precision import widened
 
 FORMAT = "drm-triton model"
 VERSION = 1
@@ -29,9 +30,9 @@ FILE = "model.safetensors"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], also: Path | None = None) -> None:
-    """Write a model file atomically, and link or copy it to a second path `also`."""
+    """Write a model file atomically, and link or copy it to a second path `also`. bfloat16 becomes float32."""
     header = {"drm-triton": json.dumps({"format": FORMAT, "version": VERSION, **metadata})}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = {name: widened(tensor.detach().cpu()).contiguous() for name, tensor in tensors.items()}
 
     def write(temporary: Path) -> None:
         safetensors.torch.save_file(tensors, temporary, metadata=header)

@@ -11,6 +11,7 @@ With X the factors stacked, T = M + N rows, m their mean and C = (X - m)^T (X - 
 import torch
 from torch import Tensor
 
+from drm_triton.kernels.precision import widened
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.names import CovForm
 
@@ -34,7 +35,7 @@ def covariance_loss(U: Tensor, V: Tensor, form: CovForm) -> Tensor:
 
 def covariance_gradient(U: Tensor, V: Tensor, form: CovForm) -> tuple[Tensor, Tensor]:
     """Return the gradient of L to U [M, d] and to V [N, d]."""
-    T = len(U) + len(V)
+    T, U, V = len(U) + len(V), widened(U), widened(V)
     with one_torch_thread():  # the bits must not depend on the number of threads
         mean, C = covariance(U, V)
         diagonal, length = torch.diag(C.diagonal()), torch.linalg.norm(C).clamp(min=1e-30)

@@ -22,7 +22,8 @@ from drm_triton.kernels.torch_threads import one_torch_thread
 NORMAL_SCALE = 0.1  # typical norm of a row: far inside the unit ball
 SPECTRAL_NORM = 0.9  # norm of spectral rows: just inside the unit ball
 OVERSAMPLING = 16  # extra columns of the subspace (Halko, Martinsson and Tropp, 2011)
-POWER_ITERATIONS = 4  # refinements of the subspace
+POWER_ITERATIONS = 4  # refinements of the subspace: enough for the start of a training
+MORE_ITERATIONS = 16  # where the singular vectors are the result
 BLOCK_ROWS = 8192  # rows of a table multiplied at a time
 BLOCKS_AT_ONCE = 32  # blocks whose inner products are held before they are added up
 CPU = torch.device("cpu")
@@ -49,30 +50,49 @@ def spectral(train: CSR, d: int, seed: int, device: torch.device = CPU) -> tuple
     Memory: R by rows and by columns, and at most two tables of factors. A is not formed, and tables are
     orthonormalised in place through the small matrix of their inner products.
     """
+    with one_torch_thread():
+        B, Y, S, W = _subspace(train, d, seed, device, POWER_ITERATIONS)
+        root = S.sqrt()
+        inverse = torch.where(_within_rank(S), 1 / root, 0)
+        _times(B, W * inverse)
+        _times(Y, W * torch.where(inverse > 0, root, 0))
+    return _on_sphere(B, d), _on_sphere(Y, d)
+
+
+def right_singular_vectors(train: CSR, d: int, seed: int, device: torch.device = CPU) -> Tensor:
+    """Return the d leading right singular vectors Q of A, see `spectral`, or as many as its rank: float32 [N, d]."""
+    with one_torch_thread():
+        _, Y, S, W = _subspace(train, d, seed, device, MORE_ITERATIONS)
+        _times(Y, W)
+    return Y[:, : min(d, int(_within_rank(S).sum()))].contiguous()
+
+
+def _subspace(
+    train: CSR, d: int, seed: int, device: torch.device, iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return B [M, r], Y [N, r], S [r] and W [r, r] with A = B Y^T = P S Q^T, P S = B W and Q = Y W, approximately."""
     R = train.to_scipy(np.bool_)
     by_user, by_item = _rows(R, device), _rows(R.T.tocsr(), device)
     user_weight, item_weight = _inverse_sqrt(train.degrees(), device), _inverse_sqrt(train.popularity(), device)
     rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
     Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32)).to(device)
-    with one_torch_thread():
-        for _ in range(POWER_ITERATIONS):
-            X = _product(by_user, user_weight, item_weight, Y)
-            del Y  # before the next table is allocated
-            _orthonormalise(X)
-            Y = _product(by_item, item_weight, user_weight, X)
-            del X
-            _orthonormalise(Y)
-        B = _product(by_user, user_weight, item_weight, Y)  # A is approximately B Y^T, with B = P S W^T
-        Y /= item_weight[:, None]
-        squares, W = _eigenvectors(B)
-        S, W = squares.flip(0).clamp(min=0).sqrt(), W.flip(1)  # largest first
-        root = S.sqrt()
-        # Columns beyond the rank contain only rounding errors.
-        inverse = torch.where(S.div(S[0]) > 1e-5, 1 / root, 0)
-        _times(B, W * inverse)
-        _times(Y, W * torch.where(inverse > 0, root, 0))
-    return _on_sphere(B, d), _on_sphere(Y, d)
+    for _ in range(iterations):
+        X = _product(by_user, user_weight, item_weight, Y)
+        del Y  # before the next table is allocated
+        _orthonormalise(X)
+        Y = _product(by_item, item_weight, user_weight, X)
+        del X
+        _orthonormalise(Y)
+    B = _product(by_user, user_weight, item_weight, Y)
+    Y /= item_weight[:, None]
+    squares, W = _eigenvectors(B)
+    return B, Y, squares.flip(0).clamp(min=0).sqrt(), W.flip(1)  # largest first
+
+
+def _within_rank(S: Tensor) -> Tensor:
+    """Return which singular values, largest first, are not rounding errors."""
+    return S.div(S[0]) > 1e-5
 
 
 class Rows(NamedTuple):

@@ -116,6 +116,8 @@ def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     U, V, accumulator = initial_factors(config, fit, device)
     if config.score_in_force == "cosine":  # rows without interactions stay zero
         U, V = normalize(U), normalize(V)
+    if config.precision == "bfloat16":  # to nearest; the type of the tables is up to the backend
+        U, V = U.bfloat16().float(), V.bfloat16().float()
     return State(U, V, torch.full_like(U, accumulator), torch.full_like(V, accumulator))
 
 

@@ -10,7 +10,9 @@ from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.kernels import get_backend
 from drm_triton.kernels.catalogue import needs_pool, user_blocks
+from drm_triton.kernels.precision import table_type
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
@@ -20,7 +22,10 @@ from drm_triton.training.step import objective_of, take_step, training_plan
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     """Return the bytes that training holds: factors, Adagrad's state, interactions, and one batch of lists."""
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
-    table = 4 * rows * config.factors
+    factor_bytes = 4
+    if config.precision == "bfloat16":  # the only option whose memory depends on the backend
+        backend = get_backend().name if config.backend == "auto" else config.backend
+        factor_bytes = table_type(config.precision, backend).itemsize
     interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
     if config.negatives_in_force == "all":
         n_lists = min(config.batch_in_force, dataset.n_users)
@@ -28,7 +33,8 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         if needs_pool(n_items, config.pool):  # the pool, and positives that are not in it
             n_items = min(config.pool + n_lists * interactions // dataset.n_users, n_items)
         scores = user_blocks(n_lists, n_items)[0].stop * n_items
-        batch = 4 * (scores + 3 * n_items * config.factors + 3 * n_lists * config.factors)
+        item_tables = 3 if factor_bytes == 4 else 4  # and the items of the step in float32
+        batch = 4 * (scores + item_tables * n_items * config.factors + 3 * n_lists * config.factors)
         per_weight = 4
     else:
         n_lists = min(config.batch_in_force, interactions)
@@ -37,8 +43,8 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         per_weight = 4 + 8  # with a key
     per_interaction = 4 + (0 if config.interaction_weights == "off" else per_weight)
     return {
-        "factors": table,
-        "adagrad state": table,
+        "factors": factor_bytes * rows * config.factors,
+        "adagrad state": 4 * rows * config.factors,
         "interactions": per_interaction * interactions + 8 * (dataset.n_users + 1),
         "batch": batch,
     }
@@ -76,6 +82,7 @@ def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None
     """Take one step on toy data, so that the time to compile the kernels does not count as training."""
     toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3), np.ones(2, dtype=np.float32))
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
+    state = state.to(device, table_type(config.precision, backend.name))
     plan = training_plan(config, toy, device)
     # A small rate whatever the configuration says: a rate that diverges must be reported by training, not here.
     take_step(state, plan, plan.n_lists, config, objective_of(config, toy.shape[1]), backend, lr=1e-3)

@@ -43,7 +43,7 @@ class Progress:
 class State(Progress):
     """Everything that the training of DRM changes. It continues from a saved state as if it had never stopped."""
 
-    U: Tensor  # [M, d] user factors
+    U: Tensor  # [M, d] user factors, bfloat16 on a GPU with `precision` bfloat16
     V: Tensor  # [N, d] item factors
     U_state: Tensor  # Adagrad's sums of squared gradients, shaped like U and V
     V_state: Tensor
@@ -59,12 +59,12 @@ class State(Progress):
         """Return the tables and Adagrad's sums."""
         return {name: getattr(self, place) for name, place in TENSORS.items()}
 
-    def to(self, device: torch.device) -> "State":
-        """Move the tensors to a device."""
+    def to(self, device: torch.device, tables: torch.dtype | None = None) -> "State":
+        """Move the tensors to a device, and the factors to the type `tables`."""
         self.read_losses()
         self.unread = None
         for name in TENSORS.values():
-            setattr(self, name, getattr(self, name).to(device))
+            setattr(self, name, getattr(self, name).to(device, tables if name in ("U", "V") else None))
         return self
 
     def read_losses(self) -> None:

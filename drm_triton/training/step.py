@@ -17,8 +17,10 @@ from drm_triton.kernels.protocol import (
     ListBatch,
     ListPlan,
     Objective,
+    Rounding,
     row_score,
 )
+from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
@@ -70,8 +72,8 @@ def catalogue_step(
         item_terms = GradientTerms.of_rows(pool.items, gradients.item_grad)
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
     score = row_score(config.score_in_force)  # the gradients of items are complete too
-    backend.update_rows(V, state.V_state, item_terms, lr, score, dV)
-    backend.update_rows(U, state.U_state, user_terms, lr, score, dU)
+    backend.update_rows(V, state.V_state, item_terms, lr, score, dV, rounding(config, state.step, ITEM_TABLE))
+    backend.update_rows(U, state.U_state, user_terms, lr, score, dU, rounding(config, state.step, USER_TABLE))
     state.step += 1
 
 
@@ -83,10 +85,12 @@ def train_step(
     backend: Backend,
     lr: float | Tensor,
     weights: Tensor | None = None,
+    number: Tensor | None = None,
 ) -> None:
     """Like `catalogue_step`, for lists with sampled negatives: the items of the lists take a step.
 
-    The loss of each list is multiplied by its weight, if `weights` [B] are given.
+    The loss of each list is multiplied by its weight, if `weights` [B] are given. `number` is that of the step on the
+    device, in place of `state.step`.
     """
     U, V = state.U, state.V
     gradients = backend.list_gradients(U, V, batch, objective)
@@ -96,10 +100,16 @@ def train_step(
     dU, dV = dense_gradients(state, config)
     item_terms = GradientTerms.of_items(batch, gradients.g, U)
     user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
+    step, score = state.step if number is None else number, config.score_in_force
     # V before U, which the item terms refer to.
-    backend.update_rows(V, state.V_state, item_terms, lr, config.score_in_force, dV)
-    backend.update_rows(U, state.U_state, user_terms, lr, row_score(config.score_in_force), dU)
+    backend.update_rows(V, state.V_state, item_terms, lr, score, dV, rounding(config, step, ITEM_TABLE))
+    backend.update_rows(U, state.U_state, user_terms, lr, row_score(score), dU, rounding(config, step, USER_TABLE))
     state.step += 1
+
+
+def rounding(config: TrainConfig, step: int | Tensor, table: int) -> Rounding | None:
+    """Return how the rows of a table are rounded in a step, None if they are float32."""
+    return Rounding(config.seed, step, table) if config.precision == "bfloat16" else None
 
 
 def dense_gradients(state: State, config: TrainConfig) -> tuple[Tensor | None, Tensor | None]:

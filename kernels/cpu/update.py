@@ -35,6 +35,7 @@ from torch import Tensor
 from drm_triton.kernels.checks import INT32, check_update
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.losses import add_rows
+from drm_triton.kernels.cpu.rounding import round_rows
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.bits import BITS, find_true, mark_not_zero, ones
@@ -50,7 +51,7 @@ from drm_triton.kernels.cpu.tiles import (
     sort_nonzero,
     tile_bounds,
 )
-from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms
+from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding
 from drm_triton.names import Score
 
 f32 = np.float32
@@ -474,7 +475,13 @@ def update_buckets(start, stop, buckets, summands, target):
 
 
 def update_rows(
-    table: Tensor, state: Tensor, terms: GradientTerms, lr: float | Tensor, score: Score, dense: Tensor | None = None
+    table: Tensor,
+    state: Tensor,
+    terms: GradientTerms,
+    lr: float | Tensor,
+    score: Score,
+    dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
     """Take one Adagrad step and project onto the unit ball, in place.
 
@@ -486,9 +493,10 @@ def update_rows(
     table, state : float32 [R, d] factors and Adagrad's sums of squared gradients
     terms : rows int32 [B, m], coefficients float32 [B, m], vectors float32 [*, d], sources int32 [B]
     dense : float32 [R, d]
+    rounding : round the rows that took the step to numbers of bfloat16, which float32 holds
     """
     name = "update_rows"
-    check_update(table, state, terms, lr, score, dense)
+    check_update(table, state, terms, lr, score, dense, rounding)
     if math.isnan(lr):
         return
     R, d = table.shape
@@ -529,3 +537,5 @@ def update_rows(
     threads.run(
         partial(update_buckets, start, stop, buckets, summands, target) for start, stop in pairwise(cuts.tolist())
     )
+    if rounding is not None:
+        round_rows(target.table, np.unique(summands.rows) if dense is None else np.arange(R, dtype=np.int32), rounding)

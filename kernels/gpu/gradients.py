@@ -32,7 +32,9 @@ from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.groups import BLOCK_LISTS, groups_of, kept_shared, tile_of_lists
 from drm_triton.kernels.gpu.launch import launch
 from drm_triton.kernels.gpu.losses import finish
+from drm_triton.kernels.gpu.rounding import widened
 from drm_triton.kernels.gpu.softsort import above_sums, nan_or_zero, soft_topk, soft_topk_gradient, sort_lists
+from drm_triton.kernels.precision import arithmetic
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import rank_weights, training_rank_weights
 from drm_triton.names import LOSSES
@@ -70,7 +72,7 @@ def _load_rows(table_ptr, ids, n_rows, mask, offs_d, d):
     """Return factors offs_d of rows of a table, 0 for ids outside it: [rows, d]."""
     mask = mask & _inside(ids, n_rows)
     offset = ids.to(tl.int64)[:, None] * d + offs_d[None, :]
-    return tl.load(table_ptr + offset, mask=mask[:, None] & (offs_d < d)[None, :], other=0.0)
+    return widened(tl.load(table_ptr + offset, mask=mask[:, None] & (offs_d < d)[None, :], other=0.0))
 
 
 @triton.jit
@@ -281,7 +283,8 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     check_lists(U, V, batch, objective, values=U.device.type == "cpu")
     U, V, users, items = U.contiguous(), V.contiguous(), batch.users.contiguous(), batch.items.contiguous()
     (B, n), d = items.shape, U.shape[1]
-    s, losses, user_grad = U.new_empty(B, n), U.new_empty(len(LOSSES) + 1, B), U.new_empty(B, d)
+    dtype = arithmetic(U.dtype)
+    s, losses, user_grad = (U.new_empty(*shape, dtype=dtype) for shape in ((B, n), (len(LOSSES) + 1, B), (B, d)))
     if B == 0:
         return ListGradients._make([s, *losses, torch.empty_like(s), user_grad])
     groups = groups_of(items, batch.shared)

@@ -269,18 +269,13 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
 def clock_at(epoch: int, start: int, device: torch.device) -> torch.Tensor:
     """Return int64 [2] with an epoch and a list number. Filling does not make the host wait, copying would."""
     clock = torch.empty(2, dtype=torch.int64, device=device)
-    set_clock(clock, epoch, start)
+    clock[0].fill_(epoch)
+    clock[1].fill_(start)
     return clock
 
 
-def set_clock(clock: torch.Tensor, epoch: int, start: int) -> None:
-    """Set what `clock_at` returned to another epoch and list number."""
-    clock[0].fill_(epoch)
-    clock[1].fill_(start)
-
-
 def sample_at(plan: ListPlan, clock: torch.Tensor, n_out: int) -> ListBatch:
-    """Draw `n_out` lists from the epoch and the list number on that `clock` holds on the device.
+    """Draw `n_out` lists from the epoch and the list number on that are the first numbers of `clock`, on the device.
 
     The host knows neither, so the launches are the same for every step and can be captured in a graph.
     """

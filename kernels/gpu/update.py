@@ -3,6 +3,7 @@
 With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] x_b to the gradient of its row under `dot`, and
 2 coefficients[b, j] (x_b - row) under `l2`. For each row, in the order of the terms:
     grad = sum of its terms,   state += grad^2,   row -= lr grad / (sqrt(state) + eps),   row /= max(1, ||row||)
+A table of bfloat16 is computed in float32, and rounded at random (`rounding`).
 
 Merged terms. A group of lists that share negatives adds to a shared item once, not once per list. With c_jt the
 coefficient of list t at the shared item j, 0 if the list replaced the item:
@@ -38,7 +39,8 @@ from drm_triton.kernels import protocol
 from drm_triton.kernels.checks import check_update
 from drm_triton.kernels.gpu.buckets import LIVE, NO_ROW, OUTSIDE, TOUCHED, group_entries
 from drm_triton.kernels.gpu.launch import launch, register_limit
-from drm_triton.kernels.protocol import GradientTerms, SharedNegatives
+from drm_triton.kernels.gpu.rounding import GROUP, rounded, rounding_bits, widened
+from drm_triton.kernels.protocol import GradientTerms, Rounding, SharedNegatives
 from drm_triton.names import MAX_INT32, Score
 
 ADAGRAD_EPS = tl.constexpr(protocol.ADAGRAD_EPS)
@@ -107,7 +109,7 @@ def _merge_kernel(
         source = tl.load(sources_ptr + lists, mask=live, other=0)
         known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
         offset = tl.where(known, source, 0).to(tl.int64)[:, None] * d + offs_d[None, :]
-        x = tl.load(vectors_ptr + offset, mask=(live & known)[:, None] & mask_d[None, :], other=0.0)
+        x = widened(tl.load(vectors_ptr + offset, mask=(live & known)[:, None] & mask_d[None, :], other=0.0))
         # In the product, 0 times a value that is not finite would make rows NaN to which the list adds nothing. So a
         # list with such a value, or with an unknown source, has x = 0, and its coefficients are NaN unless they are 0.
         finite = known & (tl.sum(x * 0, axis=1) == 0)
@@ -172,13 +174,13 @@ def fold_sizes(d: int) -> dict[str, int]:
     return {"BLOCK_D": block_d, "BLOCK_CHUNKS": 16, "num_warps": max(1, min(8, block_d // 64))}
 
 
-def step_sizes(d: int) -> dict[str, int]:
+def step_sizes(d: int, rounds: bool = False) -> dict[str, int]:
     """Return tile sizes and warps of `_step_kernel` for d factors: up to 8 rows, 16 floats per thread.
 
     Most rows have one or two entries. The addresses and sums of 8 rows cost little more than those of one. A thread
     uses up to 168 registers.
     """
-    block_d = triton.next_power_of_2(d)
+    block_d = max(triton.next_power_of_2(d), GROUP.value if rounds else 1)
     return {
         "BLOCK_D": block_d,
         "BLOCK_ROWS": max(1, min(8, 512 // block_d)),
@@ -211,7 +213,7 @@ def _load_terms(
     known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
     mask_d = (offs_d < d)[None, :]
     offset = source.to(tl.int64)[:, None] * d + offs_d[None, :]
-    x = tl.load(vectors_ptr + offset, mask=(used & known)[:, None] & mask_d, other=0.0)
+    x = widened(tl.load(vectors_ptr + offset, mask=(used & known)[:, None] & mask_d, other=0.0))
     coefficient = tl.where(known, coefficient, float("nan"))
     x = coefficient[:, None] * x
     is_sum = mask & is_sum
@@ -261,7 +263,7 @@ def _fold_kernel(
             tl.store(totals_ptr + out, tl.sum(coefficient, axis=0))
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_vectors", "n_merged", "m"])
+@triton.jit(do_not_specialize=["n_rows", "n_vectors", "n_merged", "m", "seed", "table_number"])
 def _step_kernel(
     table_ptr,  # [R, d], in place
     state_ptr,  # [R, d], in place
@@ -277,20 +279,24 @@ def _step_kernel(
     totals_ptr,  # [n_merged + chunks]
     dense_ptr,  # [R, d], read if DENSE
     lr_ptr,  # float64, one number; NaN to change nothing
+    step_ptr,  # int64, one number, read if ROUND
     n_rows: tl.int64,
     n_vectors: tl.int64,
     n_merged: tl.int64,
     m: tl.int32,
     d: tl.int32,
+    seed: tl.int64,
+    table_number: tl.int32,
     L2: tl.constexpr,
     SPHERE: tl.constexpr,
     DENSE: tl.constexpr,
+    ROUND: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Sum the gradients of BLOCK_ROWS rows, and take the step."""
     offs_d = tl.arange(0, BLOCK_D)
-    dtype: tl.constexpr = table_ptr.dtype.element_ty
+    dtype: tl.constexpr = state_ptr.dtype.element_ty
     lr, begin = tl.load(lr_ptr), tl.program_id(0) * BLOCK_ROWS
     n_steps = n_rows.to(tl.int32)
     if not DENSE:
@@ -302,7 +308,7 @@ def _step_kernel(
             row = tl.load(touched_ptr + row, mask=exists, other=0)
         mask = exists[:, None] & (offs_d < d)[None, :]
         offset = row.to(tl.int64)[:, None] * d + offs_d[None, :]
-        x_row = tl.load(table_ptr + offset, mask=mask, other=0.0)
+        x_row = widened(tl.load(table_ptr + offset, mask=mask, other=0.0))
         grad, total = tl.zeros((BLOCK_ROWS, BLOCK_D), dtype), tl.zeros((BLOCK_ROWS,), dtype)
         count = tl.load(counts_ptr + row, mask=exists, other=0)
         start = tl.load(ends_ptr + row, mask=exists, other=0) - count
@@ -332,7 +338,11 @@ def _step_kernel(
         norm = tl.sqrt(tl.sum(x_row * x_row, axis=1))
         least = norm if SPHERE else 1.0
         norm = tl.where(norm == 0, 1.0, tl.maximum(norm, least))
-        tl.store(table_ptr + offset, x_row / norm[:, None], mask=mask)
+        x_row = x_row / norm[:, None]
+        if ROUND:
+            random = rounding_bits(seed, tl.load(step_ptr), table_number, row, BLOCK_D)
+            x_row = rounded(x_row, random, table_ptr.dtype.element_ty)
+        tl.store(table_ptr + offset, x_row, mask=mask)
 
 
 def update_rows(
@@ -342,12 +352,13 @@ def update_rows(
     lr: float | Tensor,
     score: Score,
     dense: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
     """Take one Adagrad step and project onto the unit ball, in place (see `protocol.Backend.update_rows`).
 
     Nothing here waits for a GPU, and the sizes of all tensors depend only on the shapes of the arguments.
     """
-    check_update(table, state, terms, lr, score, dense, values=table.device.type == "cpu")
+    check_update(table, state, terms, lr, score, dense, rounding, values=table.device.type == "cpu")
     n_rows, d = table.shape
     rows, coefficients, vectors, sources = (x.contiguous() for x in terms[:4])
     terms, shared = GradientTerms(rows, coefficients, vectors, sources), terms.shared
@@ -361,7 +372,7 @@ def update_rows(
     if n_entries > MAX_INT32:  # the kernels divide 32-bit numbers, which takes a fraction of the time
         raise InputError(f"update_rows: {n_entries:,} terms, at most {MAX_INT32:,}; use smaller batches")
     n_sums = n_merged + triton.cdiv(n_entries, CHUNK.value)
-    merged_rows, sums, totals = rows.new_empty(n_merged), vectors.new_empty(n_sums, d), vectors.new_empty(n_sums)
+    merged_rows, sums, totals = rows.new_empty(n_merged), state.new_empty(n_sums, d), state.new_empty(n_sums)
     replaced = rows  # not read unless lists share negatives
     if shared is not None and eta > 0:
         merge_terms(terms, shared, merged_rows, sums, totals)
@@ -374,7 +385,8 @@ def update_rows(
         blocks = fold_sizes(d)
         grid = (triton.cdiv(n_entries, CHUNK.value * blocks["BLOCK_CHUNKS"]),)
         launch(_fold_kernel, grid, order, order_rows, counts, ends, numbers, *summands, **sizes, **blocks)
-    blocks = step_sizes(d)
+    lr = _on_device(lr, torch.float64, table.device)
+    blocks = step_sizes(d, rounding is not None)
     launch(
         _step_kernel,
         (triton.cdiv(n_rows if dense is not None else min(n_rows, n_entries), blocks["BLOCK_ROWS"]),),
@@ -387,12 +399,21 @@ def update_rows(
         buckets.totals,
         *summands,
         table if dense is None else dense.contiguous(),  # not read without DENSE
-        lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float64, device=table.device),
+        lr,
+        lr if rounding is None else _on_device(rounding.step, torch.int64, table.device),  # not read without ROUND
         n_rows=n_rows,
+        seed=0 if rounding is None else rounding.seed,
+        table_number=0 if rounding is None else rounding.table,
         L2=score == "l2",
         SPHERE=score == "cosine",
         DENSE=dense is not None,
+        ROUND=rounding is not None,
         **sizes,
         **blocks,
     )
     torch._assert_async(buckets.totals[OUTSIDE.value] == 0, f"update_rows: rows must be in [0, {n_rows})")
+
+
+def _on_device(number: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a number as a tensor. Filling does not make the host wait, copying would."""
+    return number if isinstance(number, Tensor) else torch.full((), number, dtype=dtype, device=device)

@@ -139,6 +139,12 @@ def test_the_interval_is_that_of_scipy() -> None:
     assert high == pytest.approx(expected.confidence_interval.high, abs=0.1 * error)
 
 
+def test_an_interval_by_hand() -> None:
+    # The sum of four draws from 0, 1, 1, 2 is binomial (8, 1/2): symmetric, so that nothing is corrected, and between 1
+    # and 7 with probability 0.992, between 2 and 6 with 0.93. Many resamples are equal to the mean.
+    assert list(bootstrap_interval([0, 1, 1, 2], [0, 0, 0, 0])) == [1 / 4, 7 / 4]
+
+
 def test_the_interval_of_many_users_is_the_normal_one() -> None:
     a, b = metric_like(4000, 3)
     error = np.std(a - b, ddof=1) / np.sqrt(4000)

@@ -6,7 +6,10 @@ Import them with ``from tests.kernels.conftest import share_negatives``.
 import torch
 from torch import Tensor
 
-from drm_triton.kernels.protocol import SharedNegatives
+from drm_triton.exercises import before_rounding
+from drm_triton.kernels import reference
+from drm_triton.kernels.protocol import Backend, GradientTerms, Rounding, SharedNegatives
+from drm_triton.names import Score
 
 
 def share_negatives(
@@ -43,3 +46,85 @@ def adversarial(n: int, dtype: torch.dtype) -> Tensor:
         "descending, wider and wider": -((position / 16) ** 2),
     }
     return torch.stack(list(lists.values())).to(dtype)
+
+
+def check_rounding(
+    backend: Backend,
+    tables: torch.dtype,
+    score: Score,
+    d: int,
+    with_dense: bool,
+    share: int = 1,
+    device: str = "cpu",
+    compiled: bool = False,
+) -> None:
+    """Take a step with rounding. It must be that of the backend in float32, rounded with the bits of the reference.
+
+    The result of the reference is the same where these steps are, and elsewhere at most one number of bfloat16 away.
+    Kernels compiled for a GPU may add numbers of bfloat16 in another order than those of float32.
+    """
+    draw, rounding = torch.Generator().manual_seed(d), Rounding(2**62 + d, 2**30 + 5, 1)
+    table = torch.nn.functional.normalize(torch.randn(40, d, generator=draw), dim=1)
+    table = (table if score == "cosine" else 0.9 * table).bfloat16().float()
+    rows, shared = torch.randint(38, (6, 5), generator=draw, dtype=torch.int32), None
+    if share > 1:
+        items = torch.randint(38, (-(-6 // share), 4), generator=draw, dtype=torch.int32)
+        rows, shared = share_negatives(rows, items, share, 0.2, draw)
+        shared = shared._replace(items=shared.items.to(device), replaced=shared.replaced.to(device))
+    coefficients, vectors = torch.randn(6, 5, generator=draw), torch.randn(7, d, generator=draw).bfloat16().float()
+    sources = torch.randint(7, (6,), generator=draw, dtype=torch.int32)
+    terms = GradientTerms(rows.to(device), coefficients.to(device), vectors.to(device), sources.to(device), shared)
+    dense = torch.randn(40, d, generator=draw).to(device) if with_dense else None
+
+    def step(backend: Backend, dtype: torch.dtype, rounding: Rounding | None) -> tuple[Tensor, Tensor]:
+        moved, state = table.to(device, dtype, copy=True), torch.full_like(table, 0.5, device=device)
+        backend.update_rows(moved, state, terms._replace(vectors=terms.vectors.to(dtype)), 0.1, score, dense, rounding)
+        assert moved.dtype == dtype
+        return moved.float().cpu(), state.cpu()
+
+    exact, exact_state = step(backend, torch.float32, None)
+    rounded, state = step(backend, tables, rounding)
+    touched = torch.arange(40) if with_dense else rows.unique().long()
+    expected = table.clone()
+    expected[touched] = reference.round_bfloat16(exact[touched], reference.rounding_bits(rounding, touched, d))
+    if compiled:
+        nearest = before_rounding(rounded, exact.double(), rounding)
+        torch.testing.assert_close(nearest[touched], exact[touched].double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(state, exact_state)
+        exact = torch.where(rounded == expected, exact, torch.nan)  # not the same where it is rounded otherwise
+    else:
+        assert torch.equal(rounded, expected)
+        assert torch.equal(state, exact_state)
+    assert (rounded != exact).any(1)[touched].all() or d == 1
+
+    true, same = step(reference, torch.bfloat16, rounding)[0], exact == step(reference, torch.float32, None)[0]
+    assert same.any()
+    assert torch.equal(rounded[same], true[same])
+    assert ((rounded - true).abs() <= 2.0**-7 * torch.maximum(rounded.abs(), true.abs())).all()
+    assert (rounded == true).double().mean() > 0.99
+
+
+def awkward_numbers() -> Tensor:
+    """Return numbers whose rounding may go wrong, with the lower half of the bits set: float32 [9]."""
+    bits = [
+        0x7FFFFFFF,  # NaN as GPUs compute it: a carry would make it -0
+        0x7F800001,  # NaN whose upper half is infinity
+        0xFF80FFFF,  # a negative one
+        0x7F800000,
+        0xFF800000,
+        0x7F7FFFFF,  # the largest float32: a carry would make it infinity
+        0xFF7F8000,
+        0x0000FFFF,  # subnormal
+        0x8000FFFF,
+    ]
+    return torch.tensor(bits).to(torch.int32).view(torch.float32)
+
+
+def assert_awkward_numbers_survive(rounded: Tensor) -> None:
+    """Check what `awkward_numbers` [*, 9] were rounded to."""
+    assert rounded[:, :3].isnan().all()
+    assert (rounded[:, 3:5] == torch.tensor([torch.inf, -torch.inf])).all()
+    largest = torch.finfo(torch.bfloat16).max
+    assert (rounded[:, 5:7] == torch.tensor([largest, -largest])).all()
+    assert (rounded[:, 7:].abs() <= 2.0**-133).all()
+    assert torch.equal(rounded.nan_to_num(), rounded.bfloat16().float().nan_to_num())

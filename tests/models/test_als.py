@@ -263,4 +263,4 @@ def test_ials_has_the_fixed_point_of_irspack() -> None:
     )}  # fmt: skip
     again = fitted(model, rows, 1, **tensors)
     s, expected = (pair["user_factors"] @ pair["item_factors"].T for pair in (again, tensors))
-    np.testing.assert_allclose(s, expected, atol=1e-3)
+    np.testing.assert_allclose(s, expected, atol=1e-5)

@@ -41,7 +41,9 @@ def test_candidates_are_the_rows_that_remain_of_a_full_search(score: Score) -> N
 
 def test_similarity_is_the_cosine_or_the_distance() -> None:
     factors = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    torch.testing.assert_close(similarity_vectors(factors, "dot"), torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
+    scaled = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
+    for score in ("dot", "cosine"):
+        torch.testing.assert_close(similarity_vectors(factors, score), scaled)
     assert similarity_vectors(factors, "l2") is factors
 
 

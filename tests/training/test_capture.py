@@ -18,6 +18,7 @@ from drm_triton import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.errors import DrmError
 from drm_triton.kernels import gpu
+from drm_triton.kernels.precision import table_type
 from drm_triton.training import capture, step
 from drm_triton.training.capture import CapturedStep, DeviceStep, captured_step
 from drm_triton.training.loop import initial_state
@@ -45,6 +46,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_epoch(fit: CSR, config: TrainConfig, on_device: bool) -> State:
     """Train for an epoch on the Triton backend, with device steps where the batch is whole."""
     state, plan = initial_state(config, fit, CPU), training_plan(config, fit, CPU)
+    state = state.to(CPU, table_type(config.precision, gpu.name))
     objective = objective_of(config, fit.shape[1])
     captured = CapturedStep(DeviceStep(state, plan, config, objective, gpu))
     while state.position < plan.n_lists:
@@ -57,7 +59,9 @@ def one_epoch(fit: CSR, config: TrainConfig, on_device: bool) -> State:
     return state
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "constant"}, {"score": "l2", "share": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "constant"}, {"score": "l2", "share": 1}, {"precision": "bfloat16"}]
+)
 def test_device_steps_have_the_bits_of_other_steps(
     fit: CSR, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,8 +110,11 @@ print(json.dumps(steps(json.loads(sys.argv[2]))))
 """
 HOST_WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten._unique2.default"}
 
-LISTS = [{}, {"score": "l2", "share": 1}, {"eta": 200}]
-CATALOGUE = [{"objective": "softmax"}, {"objective": "softmax@k", "pool": 100}]  # all 300 items, and a pool of them
+LISTS = [{}, {"score": "l2", "share": 1}, {"eta": 200}, {"precision": "bfloat16"}]
+CATALOGUE = [  # all 300 items, and a pool of them
+    {"objective": "softmax"},
+    {"objective": "softmax@k", "pool": 100, "precision": "bfloat16"},
+]
 
 
 @pytest.fixture(scope="module", params=[*LISTS, *CATALOGUE], ids=str)

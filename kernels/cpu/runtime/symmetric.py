@@ -304,3 +304,16 @@ def solve_factorised(K, inverse, x):
         # x is still 0 up to i, so that what is below the diagonal of K adds nothing.
         begin = i // vector * vector
         x[i] = (K[i, columns] - _dot(K, i * width + begin, x, begin, columns - begin)) * inverse[i]
+
+
+@inline
+def substitute(K, inverse, b, y):
+    """Y = R^-T b after `factorise`, for a b that was not known then. b and y have `columns` elements; b is destroyed.
+
+    The solution x is then that of `solve_factorised` with y in the place of b.
+    """
+    vector, columns = lanes(K), K.shape[1] - LANES
+    for i in range(inverse.size):
+        y[i] = b[i] * inverse[i]
+        for j in range(i // vector * vector, columns):
+            b[j] -= y[i] * K[i, j]

@@ -44,6 +44,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_large_memory_is_used_again_once_nobody_refers_to_it() -> None:
+    _kept.clear()  # of other tests
     size = LARGE // 4
     first, second = empty(torch.float32, 2, size), empty(torch.float32, 2, size)
     address, part = first.data_ptr(), first[1].numpy()
@@ -59,6 +60,7 @@ def test_large_memory_is_used_again_once_nobody_refers_to_it() -> None:
 
 
 def test_memory_beyond_what_is_kept() -> None:
+    _kept.clear()  # of other tests
     tensors = [empty(torch.float32, LARGE) for _ in range(KEPT + 2)]
     assert len({tensor.data_ptr() for tensor in tensors}) == KEPT + 2
     del tensors

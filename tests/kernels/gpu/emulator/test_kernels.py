@@ -11,12 +11,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
-from drm_triton.bench.ptx import launch
+from drm_triton.bench.ptx import emulated, launch
 from drm_triton.kernels import devices, gpu, reference
 from drm_triton.kernels.gpu import buckets, filter, gradients, sampling, softsort, softsort_tiled, topk, update, users
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
 from drm_triton.names import LOSSES, Score, UserSampling
-from tests.kernels.conftest import share_negatives
+from tests.kernels.conftest import check_rounding, share_negatives
 from tests.kernels.gpu.conftest import assert_close, factors, generator, random_plan
 from tests.kernels.gpu.emulator.conftest import SEEDS, emulate
 
@@ -114,6 +114,20 @@ def test_list_gradients(n: int, d: int, size: int, objective: Objective) -> None
     assert set(statistics) == GRADIENTS | tiled
 
 
+@pytest.mark.parametrize(("n", "d", "score"), [(18, 16, "l2"), pytest.param(46, 64, "dot", marks=slow)])
+def test_list_gradients_of_bfloat16(n: int, d: int, score: Score) -> None:
+    U, V, draw = factors(7, d, "U").bfloat16(), factors(600, d, "V").bfloat16(), generator(n, d)
+    own, negatives = (torch.randint(300, shape, generator=draw, dtype=torch.int32) for shape in ((3, n), (2, n - 2)))
+    items, shared = share_negatives(300 + own, negatives, 2, 0.1, draw)
+    batch = ListBatch(torch.tensor([6, 0, 3], dtype=torch.int32), items, shared)
+    results, statistics = emulate(lambda: gpu.list_gradients(U, V, batch, Objective(2, score)), SEEDS[:1])
+    expected = reference.list_gradients(U.double(), V.double(), batch, Objective(2, score))
+    for name, actual, right in zip(expected._fields, results, expected, strict=True):
+        assert actual.dtype == torch.float32
+        assert_close(actual, right, CLOSE, name, max(1.0, right.abs().max().item()))
+    assert set(statistics) == GRADIENTS
+
+
 def test_a_list_with_an_id_outside_its_table_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel must not read the row: here that would be out of bounds."""
     monkeypatch.setattr(gradients, "check_lists", lambda *_, **__: None)
@@ -194,6 +208,22 @@ def test_update_rows(score: Score, d: int, size: int, dense: bool) -> None:
     if not dense:
         assert torch.equal(results[0][-2:], table[-2:])
     assert set(statistics) == (UPDATE | MERGE if size > 1 else UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("score", "d", "size", "dense", "seeds"),
+    [
+        ("cosine", 16, 3, False, SEEDS[:1]),
+        pytest.param("dot", 5, 1, True, SEEDS, marks=slow),
+        pytest.param("l2", 64, 4, False, SEEDS, marks=slow),
+        pytest.param("cosine", 256, 2, True, SEEDS, marks=slow),
+    ],
+)
+def test_update_rows_of_bfloat16(score: Score, d: int, size: int, dense: bool, seeds: list[int]) -> None:
+    for seed in seeds:
+        with emulated(seed) as emulation:
+            check_rounding(gpu, torch.bfloat16, score, d, dense, size, compiled=True)
+        assert set(emulation.statistics) == (UPDATE | MERGE if size > 1 else UPDATE)
 
 
 @pytest.mark.parametrize("score", ["dot", "l2"])
