@@ -10,7 +10,6 @@ from typing import Any, get_args
 from drm_triton.errors import InputError
 from drm_triton.experiments import published
 from drm_triton.experiments.alignment import table5
-from drm_triton.experiments.entries import ENTRIES
 from drm_triton.experiments.list_lengths import figure2
 from drm_triton.experiments.quality import Budget, table3, table4
 from drm_triton.experiments.results import MISSING, Result, Row, text
@@ -176,6 +175,5 @@ def _trained(what: str, data: Data, folder: Path, quick: bool, given: dict[str, 
     comparison = Path(given.get("comparison") or folder.parent / f"trainings-{ending}")
     if what == "table4":
         return table4(data, budget, comparison, reporter)
-    usual = published.MODELS if what == "table3" else GROUPED_MODELS
-    models = given.get("models") or [model for model in usual if model in ENTRIES]
+    models = given.get("models") or (published.MODELS if what == "table3" else GROUPED_MODELS)
     return (table3 if what == "table3" else figure3)(data, models, budget, comparison, reporter)
