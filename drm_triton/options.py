@@ -189,13 +189,14 @@ def options_table(config: "type[TrainConfig]") -> str:
         groups.setdefault(declaration(field).group, []).append(field)
     tables = []
     for group, fields in groups.items():
-        rows = [_row(field) for field in fields]
+        rows = [option_row(field) for field in fields]
         header = "| option | default | values | paper | meaning |\n|---|---|---|---|---|\n"
         tables.append(f"## {group}\n\n{header}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
     return "\n".join(tables)
 
 
-def _row(field: "dataclasses.Field[Any]") -> list[str]:
+def option_row(field: "dataclasses.Field[Any]") -> list[str]:
+    """Return the cells of an option in a table: name, default, values, values of the paper, meaning."""
     declared = declaration(field)
     alias = FILE_NAMES.get(field.name)
     name = f"`{field.name}`" + (f" (`{alias}`)" if alias else "")

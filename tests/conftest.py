@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the CPU kernels into Numba's cache before the workers of pytest-xdist start, or each would do it."""
     if session.config.getoption("numprocesses", None):
-        programs = [COMPILE_LOSSES + COMPILE_CATALOGUE, COMPILE_LISTS]
+        programs = [COMPILE_LOSSES + COMPILE_CATALOGUE, COMPILE_LISTS + COMPILE_PAIRS]
         with ThreadPoolExecutor() as pool:
             for done in pool.map(lambda program: run_python("-c", program), programs):
                 if done.returncode:
@@ -92,6 +92,11 @@ from drm_triton import DRM, Dataset
 data = Dataset.from_csr(([0, 2, 3], [1, 0, 1]), n_items=3)
 for share in (1, 2):
     DRM(factors=4, epochs=1, objective="hinge+drm", share=share, batch_size=2, backend="cpu").fit(data)
+"""
+COMPILE_PAIRS = """
+from drm_triton.models import BPR, WARP
+for model in (BPR, WARP):
+    model(factors=4, epochs=1, backend="cpu").fit(data)
 """
 
 

@@ -35,7 +35,7 @@ class CML(FactorRecommender[CMLConfig]):
     where the logarithm counts as a constant, plus `cov` times a covariance regularisation. This is the hinge part of
     `DRM` with `score` l2 and one positive, and it is trained by the same kernels. As in the authors' code, the vectors
     begin as N(0, 1/d), gradients are summed over the lists of a batch, and Adagrad's sums begin at 0.1. Every vector is
-    clipped to the unit ball.
+    clipped to the unit ball. Unlike there, the last batch of an epoch may be smaller, and is not left out.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ class CDAEConfig(ModelConfig):
         paper=(16, 32, 64, 128),
         search=(32, 64, 128),
     )
-    tied: bool = option(True, "Whether the input and the output vector of an item are the same.", MODEL)
+    tied: bool = option(False, "Whether the input and the output vector of an item are the same.", MODEL)
     corruption: float = option(
         0.5,
         "Probability with which an item of a user is left out of the input in training.",

@@ -76,7 +76,7 @@ def _ridge_inverse(interactions: CSR, regularization: float, dtype: torch.dtype)
     inverse.diagonal().add_(regularization)
     try:
         invert(inverse)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise _singular(regularization) from None
     return inverse
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
+from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.sqlrank import add_item_gradients, queue_lengths, queue_lists, step_users
 from drm_triton.models.base import FactorModel, Progress
 from drm_triton.models.configs import SQLRankConfig
@@ -53,6 +54,7 @@ class SQLRank(FactorModel[SQLRankConfig]):
             "factors": row * (n_users + n_items),
             "gradient": 2 * row * n_items,  # and a buffer of its size
             "lists": 8 * max(ENTRIES, min(n_items, nnz * (1 + self.config.ratio))),
+            "shuffles": 5 * n_items * threads.n_threads(),
         }
 
     def start(self, fit: CSR) -> Tensors:

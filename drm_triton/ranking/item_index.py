@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy.sparse
@@ -15,9 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
+from drm_triton.kernels.cpu.runtime import threads
+from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.ranking.evaluate import Ranker
 
 ROWS = 512  # users whose scores of all items are dense at the same time
+WHOLE_ROWS = 16  # a product is computed for a multiple of so many users
+ITEMS = 2048  # items in one product
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class ItemWeights:
             found += rows @ self.dense.numpy()
         if self.low_rank is not None:
             left, right = self.low_rank
-            found += (torch.from_numpy(rows @ left.numpy()) @ right.T).numpy()
+            _add_product(torch.from_numpy(found), torch.from_numpy(rows @ left.numpy()), right)
         return found
 
 
@@ -124,6 +129,21 @@ class ItemIndex:
                 scores[np.repeat(np.arange(len(block)), left_out.degrees()), left_out.indices] = -np.inf
             items[block], found[block] = top_of_scores(torch.from_numpy(scores), k)
         return items, found
+
+
+def _add_product(scores: Tensor, queries: Tensor, right: Tensor) -> None:
+    """Add queries [m, r] times right^T to scores [m, N], so that a row has the same bits whatever the other rows are.
+
+    Products of few rows would add in another order, and so would several threads within a product.
+    """
+    m = len(queries)
+    padded = torch.nn.functional.pad(queries, (0, 0, 0, -m % WHOLE_ROWS))
+
+    def of_items(items: slice) -> None:
+        scores[:, items] += (padded @ right[items].T)[:m]
+
+    with one_torch_thread():
+        threads.run(partial(of_items, slice(start, start + ITEMS)) for start in range(0, len(right), ITEMS))
 
 
 def item_ranker(weights: ItemWeights, items: CSR) -> Ranker:

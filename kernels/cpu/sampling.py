@@ -267,9 +267,10 @@ def take_shared(plan, number, row, buffers, negatives, replaced):
 
 
 @inline
-def first_entries(buffers, lists):
-    """Return the part of the buffers that up to SEARCH_BLOCK lists use. Only inlined functions may call this."""
-    return ListBlockBuffers(
+def draw_block(start, stop, plan, buffers, negative_buffers, batch):
+    """Fill lists start .. stop - 1, at most SEARCH_BLOCK, of a batch."""
+    lists = stop - start
+    block = ListBlockBuffers(
         buffers.number[:lists],
         buffers.ident[:lists],
         buffers.image[:lists],
@@ -280,13 +281,6 @@ def first_entries(buffers, lists):
         buffers.offset[:lists],
         buffers.keys[: 4 * lists].reshape(4, lists),  # contiguous, for vector loads
     )
-
-
-@inline
-def draw_block(start, stop, plan, buffers, negative_buffers, batch):
-    """Fill lists start .. stop - 1, at most SEARCH_BLOCK, of a batch."""
-    lists = stop - start
-    block = first_entries(buffers, lists)
     for b in range(lists):
         block.number[b] = batch.start + start + b
     draw_users(plan, block)

@@ -1,8 +1,7 @@
 """Lists of SQL-Rank (Wu, Hsieh and Sharpnack, ICML 2018): queueing, their loss, and steps of gradient descent.
 
 The list of a user is queued again in each epoch: the user's n_u items in random order, then ratio * n_u other items, or
-all there are, drawn without replacement. Both are the first elements of keyed permutations (`sampling.permute`): a
-draw costs constant time and no memory. With m_t = sigmoid(u . v_t) at position t = 1 .. D, a list has
+all there are, drawn without replacement. With m_t = sigmoid(u . v_t) at position t = 1 .. D, a list has
 
     loss  sum_t log(T_t) - m_t,     T_t = sum_{r >= t} exp(m_r)
     c_t = d loss / d (u . v_t) = m_t (1 - m_t) (exp(m_t) C_t - 1),     C_t = sum_{r <= t} 1 / T_r
@@ -25,7 +24,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.losses import add_rows
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import CACHE_LINE, inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.sampling import SEARCH_BLOCK, first_entries, permute, philox, sampling_buffers, search
+from drm_triton.kernels.cpu.sampling import below, philox
 from drm_triton.kernels.cpu.softsort import exp
 from drm_triton.kernels.streams import NEGATIVES, POSITIVES
 
@@ -48,37 +47,46 @@ class Lists(NamedTuple):
 
 
 @inline
-def fill_queue(seed, epoch4, ident, row, n_items, buffers, rank, low, queue):
-    """Fill the list of a user who has the items `row`. `rank` and `low` [SEARCH_BLOCK] are buffers."""
-    own_keys = philox(seed, epoch4 + u64(POSITIVES), ident, ZERO)
-    other_keys = philox(seed, epoch4 + u64(NEGATIVES), ident, ZERO)
-    for start in range(0, queue.size, SEARCH_BLOCK):
-        count = min(SEARCH_BLOCK, queue.size - start)
-        block = first_entries(buffers, count)
-        for b in range(count):
-            t = start + b
-            own = t < row.size
-            block.image[b] = t if own else t - row.size
-            block.size[b] = row.size if own else n_items - row.size
-            keys = own_keys if own else other_keys
-            block.keys[0, b], block.keys[1, b], block.keys[2, b], block.keys[3, b] = keys
-        permute(block)
-        for b in range(count):
-            rank[b] = block.image[b]
-        # The rank-th item that the user does not have is rank + the number of the user's items before it.
-        search(row, rank, 1, low, count)
-        for b in range(count):
-            queue[start + b] = row[rank[b]] if start + b < row.size else rank[b] + low[b]
+def fill_queue(seed, epoch4, ident, row, order, own, queue):
+    """Fill the list of a user who has the items `row`, by two Fisher-Yates shuffles that stop when it is full.
+
+    `order` [N] is 0 .. N - 1 and `own` [N] is false before and after. The shuffle of `order` passes over own items.
+    """
+    for t in range(row.size):
+        queue[t], own[row[t]] = row[t], True
+    words = philox(seed, epoch4 + u64(POSITIVES), ident, ZERO)
+    for t in range(row.size):
+        if t % 4 == 0:
+            words = philox(seed, epoch4 + u64(POSITIVES), ident, u64(t // 4))
+        other = t + np.int64(below(words[t % 4], u64(row.size - t)))
+        queue[t], queue[other] = queue[other], queue[t]
+    t, filled = 0, row.size
+    while filled < queue.size:
+        if t % 4 == 0:
+            words = philox(seed, epoch4 + u64(NEGATIVES), ident, u64(t // 4))
+        other = t + np.int64(below(words[t % 4], u64(order.size - t)))
+        item = order[other]
+        order[other], order[t] = order[t], item
+        t += 1
+        if not own[item]:
+            queue[filled] = item
+            filled += 1
+    for i in range(t):  # an entry from t on that has changed is one of the items before
+        if order[i] >= t:
+            order[order[i]] = order[i]
+    for i in range(t):
+        order[i] = i
+    for i in range(row.size):
+        own[row[i]] = False
 
 
 @kernel
 def fill_queues(start, stop, seed, epoch4, idents, indptr, indices, n_items, lists):
     """Fill the lists of users start .. stop - 1."""
-    buffers, negative_buffers = sampling_buffers(SEARCH_BLOCK)
-    rank, low = negative_buffers.rank, negative_buffers.low
+    order, own = np.arange(n_items).astype(np.int32), np.zeros(n_items, np.bool_)
     for i in range(start, stop):
         row, queue = indices[indptr[i] : indptr[i + 1]], lists.items[lists.first[i] : lists.first[i + 1]]
-        fill_queue(seed, epoch4, idents[i], row, n_items, buffers, rank, low, queue)
+        fill_queue(seed, epoch4, idents[i], row, order, own, queue)
 
 
 def queue_lengths(degrees: NDArray[np.int64], ratio: int, n_items: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,15 @@ from torch.nn.functional import softplus
 
 from drm_triton import Dataset
 from drm_triton.data.csr import CSR
-from drm_triton.errors import DrmError
+from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels.cpu.cdae import encode
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.reference import below, philox
 from drm_triton.kernels.streams import NEGATIVES, POSITIVES
-from drm_triton.models import CDAE
+from drm_triton.models import CDAE, load
 from drm_triton.models import cdae as module
 from drm_triton.recommender import Tensors
+from tests.conftest import call
 
 # Four users and five items, in numbers that floats hold exactly.
 ROWS = [[0, 1, 3], [1, 2], [0, 4], [2, 3, 4]]
@@ -104,14 +106,14 @@ def assert_close(got: Tensors, expected: Tensors) -> None:
 def seed_with(kept: list[int], negatives: list[int] | None) -> int:
     """Return the first seed for which user 0 of the shared case draws these items."""
     for seed in range(1000):
-        drawn = draws(CDAE(factors=2, ratio=1, seed=seed), matrix(ROWS, 5), 0, 0)
+        drawn = draws(CDAE(factors=2, ratio=1, tied=True, seed=seed), matrix(ROWS, 5), 0, 0)
         if drawn[0] == kept and negatives in (None, drawn[1]):
             return seed
     raise AssertionError("no seed draws this")
 
 
 def shared_case(**options: Any) -> tuple[CDAE, CSR, Tensors]:
-    model, fit = CDAE(factors=2, ratio=1, **options), matrix(ROWS, 5)
+    model, fit = CDAE(factors=2, ratio=1, tied=True, **options), matrix(ROWS, 5)
     tensors = {name: x.double() for name, x in model.start(fit).items()}
     tensors["input"], tensors["user"] = V.clone(), U.clone()
     return model, fit, tensors
@@ -211,7 +213,7 @@ def test_bits_do_not_depend_on_threads(output: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_fitted_model_is_the_formula(output: str, tied: bool) -> None:
     fit = interactions()
-    model = CDAE(factors=5, epochs=3, output=output, tied=tied)
+    model = CDAE(factors=5, output=output, tied=tied)
     tensors = model.start(fit)
     losses = [model.epoch(tensors, fit, epoch, quiet)["loss"] for epoch in range(30)]
     assert losses[-1] < losses[0]
@@ -253,9 +255,27 @@ def test_tiny_data(rows: list[list[int]], output: str) -> None:
 
 def test_a_fitted_model_has_no_state_of_the_optimiser() -> None:
     model = CDAE(factors=2, epochs=1).fit(dataset(interactions()))
-    assert set(model.tensors) == {"input", "hidden_bias", "item_bias", "hidden"}
+    assert set(model.tensors) == {"input", "output", "hidden_bias", "item_bias", "hidden"}
 
 
 def test_divergence_is_reported() -> None:
     with pytest.raises(DrmError, match=r"cdae diverged in epoch .* a lower `lr`"):
         CDAE(factors=2, lr=3e38, epochs=3).fit(dataset(interactions()))
+
+
+def test_tied_is_true_or_false() -> None:
+    with pytest.raises(InputError, match="`tied` must be bool, got 1"):
+        CDAE(tied=1)
+    assert CDAE(tied=True).config.to_dict()["tied"] is True
+
+
+def test_tied_is_a_flag_of_the_command_line(tmp_path: Path) -> None:
+    dataset(interactions()).save(tmp_path / "data")
+    for flag, tied in (("--tied", True), ("--no-tied", False)):
+        run = tmp_path / flag
+        code, _, err = call(
+            "train", "--dataset", tmp_path / "data", "--model", "cdae", flag, "--epochs", 1, "--run", run
+        )
+        assert code == 0, err
+        model = load(run)
+        assert model.config == CDAE(tied=tied, epochs=1).config

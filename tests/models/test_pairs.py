@@ -164,6 +164,7 @@ def test_one_item_and_no_interactions(model: type[PairModel[Any]], options: dict
             Dataset.from_csr((indptr, np.array(indices, np.int64)), n_items=1)
         )
         assert fitted.item_factors.shape == (1, 3)
+        assert torch.equal(fitted.fold_in([[0]]), torch.tensor([[0.0, 0, 1]]))
 
 
 @pytest.mark.parametrize(("model", "options"), MODELS)

@@ -6,6 +6,7 @@ import scipy.sparse
 import torch
 
 from drm_triton.data.csr import CSR
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.ranking import item_index
 from drm_triton.ranking.item_index import ItemIndex, ItemWeights, item_ranker
 
@@ -42,3 +43,19 @@ def test_scores_are_the_sum_of_all_parts() -> None:
     items = CSR.from_pairs(np.array([0, 0, 2]), np.array([1, 4, 5]), (3, 6))
     expected = items.to_scipy().toarray() @ (left @ right.T + dense + torch.from_numpy(sparse.toarray())).numpy()
     np.testing.assert_allclose(ItemWeights(sparse, dense, (left, right)).scores(items), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_user_has_the_same_bits_alone_and_in_any_batch() -> None:
+    rng = np.random.default_rng(0)
+    left, right = (torch.from_numpy(rng.standard_normal((2500, 300)).astype(np.float32)) for _ in range(2))
+    users, columns = np.nonzero(rng.random((70, 2500)) < 0.02)
+    items = CSR.from_pairs(users, columns, (70, 2500))
+    weights = ItemWeights(low_rank=(left, right))
+    together = weights.scores(items)
+    np.testing.assert_allclose(together, items.to_scipy().toarray() @ (left @ right.T).numpy(), atol=1e-3)
+    for n_threads in (1, 2):
+        set_threads(n_threads)
+        torch.set_num_threads(n_threads)
+        for m in (1, 2, 3, 7, 17, 33):
+            assert (weights.scores(items.take(np.arange(m))) == together[:m]).all(), (n_threads, m)

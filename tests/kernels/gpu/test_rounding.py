@@ -45,7 +45,7 @@ def test_the_step_may_be_a_number_on_the_device() -> None:
 
 
 @triton.jit
-def rounding_test(x_ptr, wide_ptr, narrow_ptr, step_ptr, BLOCK: tl.constexpr):
+def rounding_test(x_ptr, wide_ptr, narrow_ptr, step_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Round the rows of a float32 table [BLOCK, 16] to bfloat16, and read them again."""
     row = tl.arange(0, BLOCK)
     offset = row[:, None] * 16 + tl.arange(0, 16)[None, :]
