@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from drm_triton.bench import quality
+from drm_triton.experiments import published
 from drm_triton.machine import processor
 
 TRIALS = quality.RESULTS / "epinion.jsonl"
-METRICS = ("map_k@10", "ndcg@10", "recall@50", "ndcg@50")
 PUBLISHED = {
-    "DRM dot": (0.0144, 0.0532, 0.1361, 0.0766),
-    "DRM L2": (0.0137, 0.0523, 0.1308, 0.0746),
-    "hinge dot": (0.0100, 0.0387, 0.1158, 0.0610),  # WARP and CML in the paper
-    "hinge L2": (0.0130, 0.0493, 0.1347, 0.0736),
+    model: published.quality("epinion", name)
+    for model, name in {"DRM dot": "drm-dot", "DRM L2": "drm-l2", "hinge dot": "warp", "hinge L2": "cml"}.items()
 }
 COMMON: dict[str, Any] = {"factors": 128, "lr": 0.2, "epochs": 30, "batch_size": 4096, "tau": 1.0}
 # Four settings for each model.
@@ -71,15 +69,15 @@ def main() -> None:
         f"Epinion, test means and standard deviations over {args.seeds} seeds, published results in brackets;",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.epinion`.",
         "",
-        "| model | " + " | ".join(METRICS) + " | setting |",
-        "|---|" + "---|" * (len(METRICS) + 1),
+        "| model | " + " | ".join(published.METRICS) + " | setting |",
+        "|---|" + "---|" * (len(published.METRICS) + 1),
     ]
     for model in models:
         results = results_of(final[model])
         cells = []
-        for metric, published in zip(METRICS, PUBLISHED[model], strict=True):
+        for metric, theirs in PUBLISHED[model].items():
             values = [result[metric] for result in results]
-            cells.append(f"{np.mean(values):.4f} ± {np.std(values):.4f} ({published:.4f})")
+            cells.append(f"{np.mean(values):.4f} ± {np.std(values):.4f} ({theirs:.4f})")
         setting = ", ".join(f"{name} {value}" for name, value in best[model].items())
         lines.append(f"| {model} | " + " | ".join(cells) + f" | {setting} |")
     text = "\n".join(lines) + "\n"

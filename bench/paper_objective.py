@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drm_triton.bench import quality
+from drm_triton.experiments.list_lengths import equal_epochs
 from drm_triton.machine import processor
 
 TRIALS = quality.RESULTS / "paper_objective.jsonl"
@@ -37,8 +38,8 @@ RADII = (0.5, 1.0, 2.0, 4.0, 8.0)  # squared
 
 
 def list_options(setting: Options) -> Options:
-    """Return the options of a kind of list, with as many scored items as by default; an epoch has 1 / rho lists."""
-    epochs = round(SCORED * setting["rho"] / (setting["rho"] + setting["eta"]))
+    """Return the options of a kind of list, with as many scored items as by default."""
+    epochs = equal_epochs(setting["rho"], setting["eta"], SCORED)
     return {"objective": "hinge+drm", **setting, "epochs": epochs}
 
 

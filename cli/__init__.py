@@ -20,6 +20,7 @@ from drm_triton.cli.messages import print_error, print_warning, select_command
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
 from drm_triton.cli.report import report
+from drm_triton.cli.reproduce import reproduce
 from drm_triton.cli.serve import serve
 from drm_triton.cli.similar import similar
 from drm_triton.cli.train import train
@@ -61,6 +62,7 @@ app.command()(compare)
 app.command()(recommend)
 app.command()(similar)
 app.command()(report)
+app.command()(reproduce)
 app.command()(export)
 app.command()(doctor)
 app.command()(serve)

@@ -1,9 +1,13 @@
 """Shell completion, and the arguments that several commands have in common."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
+
+from drm_triton.names import Target
+
+TARGETS: tuple[str, ...] = get_args(Target)
 
 
 def datasets(incomplete: str) -> list[str]:
@@ -12,6 +16,13 @@ def datasets(incomplete: str) -> list[str]:
 
     names = sorted(place.parent.name for place in data_dir().glob("*/meta.json"))
     return [name for name in names if name.startswith(incomplete)]
+
+
+def paper_datasets(incomplete: str) -> list[str]:
+    """Return the names of the data sets of the paper and of prepared data sets."""
+    from drm_triton.experiments.published import SETS
+
+    return list(dict.fromkeys([*(name for name in SETS if name.startswith(incomplete)), *datasets(incomplete)]))
 
 
 def runs(incomplete: str) -> list[str]:

@@ -72,8 +72,15 @@ class Step:
             self._bar.update(self._task, completed=self.done, total=self.total)
         elif not self.reporter.terminal and time.monotonic() - self._last_line > LINE_EVERY:
             self._last_line = time.monotonic()
-            percent = f" ({self.done / self.total:.0%})" if self.total else ""
-            self.reporter.line(f"{self.name}: {self.done:,} {self.unit}{percent}")
+            self.reporter.line(f"{self.name}: {self.done:,} {self.unit}{self._share()}")
+
+    def _share(self) -> str:
+        """Return the share that is done and the time that the rest takes at the same speed."""
+        if not self.total:
+            return ""
+        left = (time.monotonic() - self._start) / self.done * max(self.total - self.done, 0) if self.done else 0.0
+        spell = f"{left / 60:.0f} min" if left >= 120 else f"{left:.0f} s"
+        return f" ({self.done / self.total:.0%})" + (f", about {spell} left" if left >= 1 else "")
 
     def note(self, result: str) -> None:
         """Set the result that the final line of the step prints."""

@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -28,6 +28,7 @@ import typer
 from drm_triton import DRM, Dataset, __version__
 from drm_triton.cli import app
 from drm_triton.data.prepare.synthetic import Shape, generate
+from drm_triton.names import Target
 from tests.conftest import call, repository_root
 
 if sys.version_info >= (3, 11):
@@ -91,6 +92,12 @@ def check_bench_command(words: list[str]) -> None:
     assert {word for word in words if word.startswith("--")} <= options
 
 
+def check_reproduce(words: list[str]) -> None:
+    """Check the name and the options. The trainings take minutes to days; tests/experiments runs them on tiny data."""
+    assert words[2] in get_args(Target)
+    assert {word for word in words if word.startswith("-")} <= known_options()["drm-triton reproduce"]
+
+
 def check_doctor(words: list[str]) -> None:
     """Check that the command has the options. It starts a Python process per backend; tests/test_doctor.py runs it."""
     assert {word for word in words if word.startswith("--")} <= known_options()["drm-triton doctor"]
@@ -131,6 +138,7 @@ NOT_RUN: dict[str, Callable[[list[str]], None]] = {
     "python examples/": check_script,
     "python -m bench.": check_bench,
     "drm-triton bench": check_bench_command,
+    "drm-triton reproduce": check_reproduce,
     "drm-triton doctor": check_doctor,
     "drm-triton serve": start_service,
     "curl ": send_request,

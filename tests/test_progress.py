@@ -29,6 +29,20 @@ def test_long_steps_report_now_and_then(capsys: pytest.CaptureFixture[str], monk
     assert "count: 4 things (40%)" in capsys.readouterr().err
 
 
+def test_long_steps_report_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Reporter().step("count", total=10, unit="things") as step:
+        for done, seconds in ((1, 60.0), (4, 15.0), (5, 11.0)):
+            now[0] += seconds
+            step.advance(done)
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "count: 1 things (10%), about 9 min left",
+        "count: 5 things (50%), about 75 s left",
+        "count: 10 things (100%)",
+    ]
+
+
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter(quiet=True).step("count"):
         pass

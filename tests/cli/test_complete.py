@@ -56,6 +56,8 @@ def offered(place: Path, line: str, shell: str = "bash", data: Path | None = Non
         ("export ", ["runs/melon-dot", "runs/melon-l2", "runs/other"]),
         ("export runs/other --to ", ["npz", "parquet", "faiss", "hnswlib"]),
         ("prepare me", ["melon"]),
+        ("reproduce ta", ["table1", "table3", "table4", "table5"]),
+        ("reproduce table3 --dataset m", ["ml-20m", "melon", "ml-1m"]),
     ],
 )
 def test_names_are_completed(place: Path, line: str, expected: list[str]) -> None:

@@ -92,8 +92,12 @@ def prepare_synthetic(
     options: BuildOptions | None = None,
     overwrite: bool = False,
     reporter: Reporter = SILENT,
+    source: str = "synthetic",
 ) -> Dataset:
-    """Generate interactions with planted structure and prepare them into the directory `out`."""
+    """Generate interactions with planted structure and prepare them into the directory `out`.
+
+    `source` is recorded: the name of the source that the data stands in for, if it does.
+    """
     place = atomic.check_directory(out, overwrite, store.MARKER)
     options = options or BuildOptions()
     with reporter.step("generate"):
@@ -101,7 +105,7 @@ def prepare_synthetic(
     raw = RawInteractions([RawTable("the generated data", pl.LazyFrame({"user": users, "item": items}))])
     data = build(raw, options, reporter)
     data.meta["synthetic"] = asdict(shape)
-    return _store(data, "synthetic", place, overwrite, reporter)
+    return _store(data, source, place, overwrite, reporter)
 
 
 def prepare_synthetic_melon(

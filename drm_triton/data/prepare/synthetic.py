@@ -72,10 +72,19 @@ class Shape:
     @classmethod
     def melon(cls, scale: float = 1.0) -> Shape:
         """Return Melon's shape with users, items and interactions multiplied by `scale`."""
+        return cls.scaled(MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS, scale)
+
+    @classmethod
+    def scaled(cls, users: int, items: int, interactions: int, scale: float, most_density: float = 1.0) -> Shape:
+        """Return a shape with users, items and interactions multiplied by `scale`.
+
+        This keeps the average numbers of interactions of users and of items, so that the density grows as `scale`
+        falls. Where it would be more than `most_density`, there are more items.
+        """
         if not 0.001 <= scale <= 100:
             raise InputError(f"`scale` must be between 0.001 and 100, got {scale:g}")
-        sizes = (round(n * scale) for n in (MELON_USERS, MELON_ITEMS, MELON_INTERACTIONS))
-        return cls(*sizes)
+        enough = math.ceil(interactions / users / most_density)
+        return cls(round(users * scale), max(round(items * scale), enough), round(interactions * scale))
 
 
 def generate(shape: Shape, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
