@@ -72,15 +72,15 @@ def user_loss(values: Tensors, user: int, row: list[int], kept: list[int], negat
     return softplus(-y[row]).sum() + softplus(y[negatives]).sum()
 
 
-def step(tensors: Tensors, loss: Tensor, values: Tensors, touched: dict[str, Any], lr: float, ridge: float) -> None:
-    """Take one step of Adagrad on the touched rows with the gradients of autograd."""
+def step(tensors: Tensors, loss: Tensor, values: Tensors, touched: dict[str, Any], beta: float) -> None:
+    """Take one step of Adagrad on the touched rows with the gradients of autograd, `lr` 0.3, `regularization` 0.2."""
     gradients = torch.autograd.grad(loss, list(values.values()), allow_unused=True, materialize_grads=True)
     for (name, value), gradient in zip(values.items(), gradients, strict=True):
         rows = touched[name]
-        g = gradient[rows] + ridge * value.detach()[rows]
+        g = gradient[rows] + 0.2 * value.detach()[rows]
         assert gradient.count_nonzero() == gradient[rows].count_nonzero()  # the other rows have none
         tensors[f"{name}_state"][rows] += g * g
-        tensors[name][rows] -= lr * g / (1 + tensors[f"{name}_state"][rows].sqrt())
+        tensors[name][rows] -= 0.3 * g / (beta + tensors[f"{name}_state"][rows].sqrt())
 
 
 def leaves(tensors: Tensors) -> Tensors:
@@ -154,7 +154,7 @@ def test_visits_are_steps_along_the_gradients_of_autograd(tied: bool) -> None:
             touched = {"user": [user], "item_bias": outputs, "output": outputs, "hidden_bias": slice(None)}
             touched["input"] = outputs if tied else kept
             loss = user_loss(values, user, row, kept, negatives, 0.5)
-            step(expected, loss, values, touched, 0.3, 0.2)
+            step(expected, loss, values, touched, beta=1)
             total += loss.item()
         assert model._sampled(got, fit, epoch, quiet) == pytest.approx(total, rel=1e-10)
         assert_close(got, expected)
@@ -178,7 +178,7 @@ def test_full_steps_are_along_the_gradients_of_autograd(
         all_rows = slice(None)
         touched = {"user": list(users), "item_bias": all_rows, "output": all_rows, "hidden_bias": all_rows}
         touched["input"] = all_rows if tied else sorted(inputs)
-        step(expected, total, values, touched, 0.3, 0.2)
+        step(expected, total, values, touched, beta=0)
         loss = module.full_step(got, fit, users, 1, model.config)
         assert loss.item() == pytest.approx(total.item(), rel=1e-10)
         assert_close(got, expected)

@@ -81,7 +81,7 @@ def test_gradients_are_those_of_autograd(dtype: Any, rtol: float) -> None:
     rng, fit = np.random.default_rng(5), interactions(15)
     factors = [rng.normal(size=(n, 7)).astype(dtype) for n in fit.shape]
     queues = queued(fit, 2)
-    loss, dU, dV = gradients(*factors, queues, 0.3)
+    loss, dU, dV = gradients(factors[0], factors[1], queues, 0.3)
     x, y = (torch.from_numpy(table).double().requires_grad_() for table in factors)
     expected = objective(x, y, queues, 0.3)
     expected.backward()
@@ -173,8 +173,8 @@ def test_bits_depend_neither_on_threads_nor_on_blocks_of_users(monkeypatch: pyte
         monkeypatch.setattr(module, "ENTRIES", entries)
         model = SQLRank(factors=40, lr=0.05)
         tensors = model.start(fit)
-        loss = [model.epoch(tensors, fit, epoch, lambda done, total: None) for epoch in range(3)]
-        results.append((tensors, loss[-1]["loss"]))
+        losses = [model.epoch(tensors, fit, epoch, lambda done, total: None)["loss"] for epoch in range(3)]
+        results.append((tensors, losses[-1]))
     for tensors, loss in results[1:]:
         assert loss == pytest.approx(results[0][1], rel=1e-12)
         for name, table in tensors.items():
