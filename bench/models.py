@@ -93,7 +93,8 @@ def race_als(train: CSR, rounds: int, d: int) -> dict[str, tuple[float, float]]:
         )
         with threadpool_limits(1, "blas"):
             spent = seconds(lambda: rival.fit(matrix, show_progress=False))
-        loss.append(wmf_loss(*(torch.from_numpy(x) for x in (rival.user_factors, rival.item_factors)), train))
+        U, V = (torch.from_numpy(x) for x in (rival.user_factors, rival.item_factors))
+        loss.append(wmf_loss(U, V, train))
         return spent
 
     loss: list[float] = []
