@@ -1,13 +1,9 @@
 """Shell completion, and the arguments that several commands have in common."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
-
-from drm_triton.names import Target
-
-TARGETS: tuple[str, ...] = get_args(Target)
 
 
 def datasets(incomplete: str) -> list[str]:

@@ -12,7 +12,7 @@ DATA, BUDGET = "Data", "Budget"
 
 
 def reproduce(
-    what: Annotated[Target, typer.Argument(metavar="WHAT", help="|".join(complete.TARGETS), show_default=False)],
+    what: Annotated[Target, typer.Argument(metavar="WHAT", help="Table or figure of the paper.", show_default=False)],
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -111,15 +111,17 @@ def reproduce(
 ) -> None:
     """Reproduce a table or a figure of the paper, with the published figures beside ours.
 
-    table1 statistics of the data, table3 all models, table4 DRM alone, table5 correlation of loss and metric, figure2
-    effect of rho, figure3 groups of users. Where the real data is absent, a synthetic stand-in is generated and
-    everything is labelled so. A stopped command continues when it is started again.
+    table1: statistics of the data. table3: all models. table4: DRM alone.
+    table5: correlation of loss and metric. figure2: effect of rho. figure3:
+    groups of users. Where the real data is absent, a synthetic stand-in is
+    generated, and everything is labelled so. Run the same command again to
+    continue after a stop.
 
     Examples:
 
       drm-triton reproduce table1
 
-      drm-triton reproduce table3 --dataset epinion --raw epinions_rating_with_timestamp.mat --trials 20
+      drm-triton reproduce table3 --dataset epinion --raw ratings_data.txt
 
       drm-triton reproduce figure2 --dataset melon --quick
     """

@@ -31,7 +31,7 @@ def test_long_steps_report_now_and_then(capsys: pytest.CaptureFixture[str], monk
 
 def test_long_steps_report_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("drm_triton.progress.time.monotonic", lambda: now[0])
     with Reporter().step("count", total=10, unit="things") as step:
         for done, seconds in ((1, 60.0), (4, 15.0), (5, 11.0)):
             now[0] += seconds

@@ -13,6 +13,7 @@ outcomes do not depend on the number of processes or on interruptions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -281,7 +282,9 @@ def _test(task: Task) -> dict[str, Any]:
     model = _model(task["options"], fit_on="train+valid", threads=1, seed=task["seed"], eval_every=0)
     model.fit(data)
     result = model.evaluate(data.test, _seen(data), CUT_OFFS, MIN_TRAIN)
-    folder, name = Path(task["users"]), f"{task['model'].replace('@', '-at-')}-{task['seed']}.parquet"
+    # A model may be trained again with other options, after more trials: its files must not replace each other.
+    mark = hashlib.sha256(_key(task).encode()).hexdigest()[:8]
+    folder, name = Path(task["users"]), f"{task['model'].replace('@', '-at-')}-{task['seed']}-{mark}.parquet"
     folder.mkdir(exist_ok=True)
     atomic.write_file(folder / name, result.per_user.write_parquet)
     return {**result.means, "users": f"{folder.name}/{name}"}

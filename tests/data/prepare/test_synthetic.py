@@ -114,3 +114,10 @@ def test_a_song_is_named_once_and_by_its_cluster(tmp_path: Path) -> None:
 
 def test_genres_do_not_repeat() -> None:
     assert len({genre(cluster) for cluster in range(2100)}) == 2100
+
+
+def test_a_scaled_shape_keeps_the_averages_up_to_a_density() -> None:
+    assert Shape.scaled(1000, 500, 20_000, 0.1) == Shape(100, 50, 2000)
+    assert Shape.scaled(1000, 500, 20_000, 0.1, most_density=0.05) == Shape(100, 400, 2000)  # 20 per user, of 400
+    with pytest.raises(InputError, match="`scale` must be between"):
+        Shape.scaled(1000, 500, 20_000, 0)
