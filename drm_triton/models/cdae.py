@@ -46,8 +46,8 @@ class CDAE(FactorModel[CDAEConfig]):
 
     "sampled" is the default because of its cost. On Last.fm (17,632 items, one seed), an epoch of "full" takes 19 times
     the processor time, or 11 times if `tied`. After 50 epochs (`drm-triton train --model cdae --eval-every 0`), NDCG@10
-    and Recall@50 on the validation part are 0.147 and 0.372 with "full", and 0.141 and 0.366 with "sampled". So "full"
-    ranks slightly better where there is time for it. If `tied`, they are 0.146 and 0.353, and 0.140 and 0.364.
+    and Recall@50 on the validation part are 0.151 and 0.368 with "full", and 0.142 and 0.366 with "sampled". So "full"
+    ranks slightly better where there is time for it.
 
     The authors train 50 epochs with `lr` 0.1, `regularization` 0.01 and 5 negatives per item. Their equations have
     separate vectors, as here by default, and their program has tied ones.
