@@ -24,6 +24,7 @@ BAD_INPUT = {
     "tune": ["tune", "--dataset", "nowhere"],
     "evaluate": ["evaluate", "nowhere"],
     "compare": ["compare", "nowhere", "elsewhere"],
+    "reproduce": ["reproduce", "table3", "--dataset", "nowhere"],
     "recommend": ["recommend", "nowhere", "--all"],
     "similar": ["similar", "nowhere", "--item", "x"],
     "export": ["export", "nowhere", "out"],
