@@ -1,9 +1,9 @@
 """The options of the models besides DRM. Imports no torch: the command line reads it."""
 
-# ruff: noqa: RUF009  (`option` calls `dataclasses.field`)
+# ruff: noqa: RUF009  (`option` and `as_in_drm` call `dataclasses.field`)
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from drm_triton.base_config import LISTS, LOSS, MODEL, TRAINING, Config
 from drm_triton.config import SAMPLED_BATCH, TrainConfig
@@ -11,7 +11,6 @@ from drm_triton.errors import InputError
 from drm_triton.names import (
     MAX_FLOAT32,
     MAX_INT32,
-    MAX_SEED,
     BackendChoice,
     CovForm,
     FitOn,
@@ -24,86 +23,58 @@ from drm_triton.options import option
 MAX_RATIO = 1000  # negatives for each item of a user
 
 
+def as_in_drm(name: str) -> Any:
+    """Declare an option as the configuration of DRM does."""
+    declared = TrainConfig.fields()[name]
+    return field(default=declared.default, metadata=declared.metadata)
+
+
 @dataclass(frozen=True)
 class ModelConfig(Config):
     """Options of every model. Models that are trained in epochs also have an option `epochs`."""
 
     epochs = 1  # of a model with a closed form
 
-    seed: int = option(
-        0,
-        "Seed of all random numbers. The same seed gives the same model, bit for bit.",
-        TRAINING,
-        least=0,
-        most=MAX_SEED,
-    )
-    fit_on: FitOn = option("train", "Split parts to train on.", TRAINING)
-    backend: BackendChoice = option(
-        "auto", "Implementation of the kernels. auto uses triton if there is a GPU, and cpu otherwise.", TRAINING
-    )
-    threads: int | None = option(None, "Number of CPU threads.", TRAINING, least=1, most=MAX_INT32, unset="all cores")
-    eval_every: int = option(1, "Number of epochs between validations. 0 disables validation.", TRAINING, least=0)
-    patience: int = option(
-        0, "Stop after this many validations without improvement. 0 disables early stopping.", TRAINING, least=0
-    )
-    monitor: str = option("ndcg@10", "Validation metric that selects the best epoch and controls `patience`.", TRAINING)
+    seed: int = as_in_drm("seed")
+    fit_on: FitOn = as_in_drm("fit_on")
+    backend: BackendChoice = as_in_drm("backend")
+    threads: int | None = as_in_drm("threads")
+    eval_every: int = as_in_drm("eval_every")
+    patience: int = as_in_drm("patience")
+    monitor: str = as_in_drm("monitor")
 
 
 @dataclass(frozen=True)
-class PopularityConfig(ModelConfig):
-    """Options of `Popularity`."""
+class SLIMConfig(ModelConfig):
+    """Options of `SLIM`."""
 
-    model: ClassVar[str] = "popularity"
-
-
-@dataclass(frozen=True)
-class SQLRankConfig(ModelConfig):
-    """Options of `SQLRank`."""
-
-    model: ClassVar[str] = "sqlrank"
-
-    factors: int = option(
-        64,
-        "Length of the user and item vectors, d.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        paper=(16, 32, 64, 128),
-        search=(32, 64, 128),
-    )
-    ratio: int = option(
-        10, "Number of negatives for each item of a user.", LISTS, least=1, most=MAX_RATIO, search=(3, 5, 10)
-    )
-    regularization: float = option(
-        2.0,
-        "Weight of the squared norms of the factors.",
+    model: ClassVar[str] = "slim"
+    l1: float = option(
+        1.0,
+        "Weight of the sum of the weights, in numbers of users. Items that share at most this many have none.",
         LOSS,
         least=0,
         most=MAX_FLOAT32,
-        search=(0.5, 1.0, 2.0, 4.0),
+        paper=(0.1, 0.5, 1, 3, 5, 10, 20),
+        search=(0.1, 0.5, 1.0, 3.0, 5.0, 10.0),
     )
-    lr: float = option(
-        0.2,
-        "Learning rate of the first epoch. `lr` times `regularization` must be below 2.",
-        TRAINING,
-        positive=True,
+    l2: float = option(
+        10.0,
+        "Weight of the squared norm of the weights, in numbers of users.",
+        LOSS,
+        least=0,
         most=MAX_FLOAT32,
-        paper=("1e-4 to 0.1",),
-        search=(0.05, 0.1, 0.2, 0.4),
+        paper=(0.1, 0.5, 1, 3, 5, 10, 20),
+        search=(1.0, 5.0, 20.0, 50.0, 100.0),
     )
-    lr_decay: float = option(
-        0.97, "Factor of the learning rate from one epoch to the next.", TRAINING, positive=True, most=1.0
+    neighbors: int | None = option(
+        None,
+        "Number of items from which an item can have a weight: those nearest to it by cosine.",
+        MODEL,
+        least=1,
+        most=MAX_INT32,
+        unset="all items",
     )
-    epochs: int = option(60, "Number of passes over the users.", TRAINING, least=1, most=MAX_INT32)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lr * self.regularization >= 2:
-            raise InputError(
-                f"`lr` times `regularization` must be below 2, got {self.lr:g} * {self.regularization:g}: each step "
-                "multiplies all factors by 1 - `lr` * `regularization`, so they would grow without bound; lower one of "
-                "them"
-            )
 
 
 @dataclass(frozen=True)
@@ -112,15 +83,7 @@ class CDAEConfig(ModelConfig):
 
     model: ClassVar[str] = "cdae"
 
-    factors: int = option(
-        64,
-        "Length of the user and item vectors, d.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        paper=(16, 32, 64, 128),
-        search=(32, 64, 128),
-    )
+    factors: int = as_in_drm("factors")
     tied: bool = option(False, "Whether the input and the output vector of an item are the same.", MODEL)
     corruption: float = option(
         0.5,
@@ -172,15 +135,7 @@ class BPRConfig(ModelConfig):
 
     model: ClassVar[str] = "bpr"
 
-    factors: int = option(
-        64,
-        "Length of the user and item vectors, d.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        paper=(16, 32, 64, 128),
-        search=(32, 64, 128),
-    )
+    factors: int = as_in_drm("factors")
     negative_sampling: NegativeSampling = option(
         "uniform",
         "How the item of a pair that the user does not have is drawn: uniformly, or in proportion to its popularity.",
@@ -212,20 +167,48 @@ class BPRConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
+class ALSConfig(ModelConfig):
+    """Options of the models that are fitted by alternating least squares."""
+
+    factors: int = as_in_drm("factors")
+    regularization: float = option(
+        0.03,
+        "Weight of the squared norms.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
+        search=(0.01, 0.1, 1.0, 10.0),
+    )
+    epochs: int = option(
+        15, "Number of times that all users and all items are fitted.", TRAINING, least=1, most=MAX_INT32
+    )
+
+
+@dataclass(frozen=True)
+class WMFConfig(ALSConfig):
+    """Options of `WMF`."""
+
+    model: ClassVar[str] = "wmf"
+
+    confidence: float = option(
+        10.0,
+        "Weight of an interaction, where a pair without one has the weight 1.",
+        LOSS,
+        least=1,
+        most=MAX_FLOAT32,
+        paper=(1, 3, 5, 10, 20),
+        search=(3.0, 10.0, 30.0),
+    )
+
+
+@dataclass(frozen=True)
 class WARPConfig(ModelConfig):
     """Options of `WARP`."""
 
     model: ClassVar[str] = "warp"
 
-    factors: int = option(
-        64,
-        "Length of the user and item vectors, d.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        paper=(16, 32, 64, 128),
-        search=(32, 64, 128),
-    )
+    factors: int = as_in_drm("factors")
     max_sampled: int = option(
         10,
         "Number of items that are drawn at most to find one that ranks too high.",
@@ -255,15 +238,7 @@ class CMLConfig(ModelConfig):
 
     model: ClassVar[str] = "cml"
 
-    factors: int = option(
-        64,
-        "Length of the user and item vectors, d.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        paper=(16, 32, 64, 128),
-        search=(32, 64, 128),
-    )
+    factors: int = as_in_drm("factors")
     eta: int | None = option(
         20,
         "Number of negatives in a training list: items that its user does not have.",
@@ -289,19 +264,8 @@ class CMLConfig(ModelConfig):
         paper=(0.1, 0.5, 1, 3, 5, 10),
         search=(0.0, 1.0, 10.0),
     )
-    cov_every: int = option(
-        10,
-        "Number of steps between covariance gradients. Each gradient is multiplied by this number.",
-        LOSS,
-        least=1,
-        most=MAX_INT32,
-    )
-    cov_form: CovForm = option(
-        "decorrelate",
-        "Formula of the covariance regularisation: decorrelate the factors, or as printed in the paper.",
-        LOSS,
-        paper=("printed",),
-    )
+    cov_every: int = as_in_drm("cov_every")
+    cov_form: CovForm = as_in_drm("cov_form")
     lr: float = option(
         0.1,
         "Learning rate of Adagrad.",
@@ -320,46 +284,62 @@ class CMLConfig(ModelConfig):
 
 
 @dataclass(frozen=True)
-class ALSConfig(ModelConfig):
-    """Options of the models that are fitted by alternating least squares."""
+class SQLRankConfig(ModelConfig):
+    """Options of `SQLRank`."""
 
-    factors: int = option(
-        64,
-        "Length of the user and item vectors, d.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        paper=(16, 32, 64, 128),
-        search=(32, 64, 128),
+    model: ClassVar[str] = "sqlrank"
+
+    factors: int = as_in_drm("factors")
+    ratio: int = option(
+        10, "Number of negatives for each item of a user.", LISTS, least=1, most=MAX_RATIO, search=(3, 5, 10)
     )
     regularization: float = option(
-        0.03,
-        "Weight of the squared norms.",
+        2.0,
+        "Weight of the squared norms of the factors.",
         LOSS,
         least=0,
         most=MAX_FLOAT32,
-        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
-        search=(0.01, 0.1, 1.0, 10.0),
+        search=(0.5, 1.0, 2.0, 4.0),
     )
-    epochs: int = option(
-        15, "Number of times that all users and all items are fitted.", TRAINING, least=1, most=MAX_INT32
+    lr: float = option(
+        0.2,
+        "Learning rate of the first epoch. `lr` times `regularization` must be below 2.",
+        TRAINING,
+        positive=True,
+        most=MAX_FLOAT32,
+        paper=("1e-4 to 0.1",),
+        search=(0.05, 0.1, 0.2, 0.4),
     )
+    lr_decay: float = option(
+        0.97, "Factor of the learning rate from one epoch to the next.", TRAINING, positive=True, most=1.0
+    )
+    epochs: int = option(60, "Number of passes over the users.", TRAINING, least=1, most=MAX_INT32)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr * self.regularization >= 2:
+            raise InputError(
+                f"`lr` times `regularization` must be below 2, got {self.lr:g} * {self.regularization:g}: each step "
+                "multiplies all factors by 1 - `lr` * `regularization`, so they would grow without bound; lower one of "
+                "them"
+            )
 
 
 @dataclass(frozen=True)
-class WMFConfig(ALSConfig):
-    """Options of `WMF`."""
+class SRRMFConfig(ALSConfig):
+    """Options of `SRRMF`."""
 
-    model: ClassVar[str] = "wmf"
+    model: ClassVar[str] = "srrmf"
 
     confidence: float = option(
         10.0,
-        "Weight of an interaction, where a pair without one has the weight 1.",
+        "Weight of the pairs of an item that the user has and one that the user does not have, where pairs of two "
+        "items that the user does not have have the weight 1.",
         LOSS,
-        least=1,
+        positive=True,
         most=MAX_FLOAT32,
         paper=(1, 3, 5, 10, 20),
-        search=(3.0, 10.0, 30.0),
+        search=(1.0, 10.0, 100.0),
     )
 
 
@@ -398,57 +378,6 @@ class IALSConfig(ALSConfig):
         LOSS,
         least=0,
         most=2,
-    )
-
-
-@dataclass(frozen=True)
-class SRRMFConfig(ALSConfig):
-    """Options of `SRRMF`."""
-
-    model: ClassVar[str] = "srrmf"
-
-    confidence: float = option(
-        10.0,
-        "Weight of the pairs of an item that the user has and one that the user does not have, where pairs of two "
-        "items that the user does not have have the weight 1.",
-        LOSS,
-        positive=True,
-        most=MAX_FLOAT32,
-        paper=(1, 3, 5, 10, 20),
-        search=(1.0, 10.0, 100.0),
-    )
-
-
-@dataclass(frozen=True)
-class SLIMConfig(ModelConfig):
-    """Options of `SLIM`."""
-
-    model: ClassVar[str] = "slim"
-    l1: float = option(
-        1.0,
-        "Weight of the sum of the weights, in numbers of users. Items that share at most this many have none.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        paper=(0.1, 0.5, 1, 3, 5, 10, 20),
-        search=(0.1, 0.5, 1.0, 3.0, 5.0, 10.0),
-    )
-    l2: float = option(
-        10.0,
-        "Weight of the squared norm of the weights, in numbers of users.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        paper=(0.1, 0.5, 1, 3, 5, 10, 20),
-        search=(1.0, 5.0, 20.0, 50.0, 100.0),
-    )
-    neighbors: int | None = option(
-        None,
-        "Number of items from which an item can have a weight: those nearest to it by cosine.",
-        MODEL,
-        least=1,
-        most=MAX_INT32,
-        unset="all items",
     )
 
 
@@ -549,6 +478,13 @@ class GFCFConfig(ModelConfig):
         most=MAX_FLOAT32,
         search=(0.0, 0.1, 0.3, 1.0),
     )
+
+
+@dataclass(frozen=True)
+class PopularityConfig(ModelConfig):
+    """Options of `Popularity`."""
+
+    model: ClassVar[str] = "popularity"
 
 
 CONFIGS: dict[str, type[Config]] = {
