@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from drm_triton import atomic
+from drm_triton.data.leaderboards import K, leaderboard
+from drm_triton.data.leaderboards import Result as PublishedResult
 from drm_triton.errors import InputError
 from drm_triton.experiments.paired import Mean, PairedTest, compare_users, table_of_tests
 from drm_triton.experiments.protocol import Comparison, Outcome
@@ -23,6 +26,7 @@ from drm_triton.models.configs import config_class
 from drm_triton.progress import SILENT, Reporter
 
 METRICS = ("map@10", "ndcg@10", "recall@50", "ndcg@50")  # of the paper's Table 3
+PUBLIC_METRICS = (f"recall@{K}", f"ndcg@{K}")  # of the published results of public splits
 ALPHA = 0.01  # as in the paper
 MARK = "*"
 
@@ -51,6 +55,8 @@ class Result:
     trials : for each model the number of its trials, of those that failed, and the seconds of all of them
     welch : tests over seeds, for all pairs of models and all metrics
     means, paired : means over users with intervals, and paired tests over users; values of a user are means over seeds
+    metrics : the columns of the tables
+    published : published results on the same public split
     """
 
     title: str
@@ -59,19 +65,22 @@ class Result:
     welch: list[WelchTest]
     means: list[Mean]
     paired: list[PairedTest]
+    metrics: tuple[str, ...]
+    published: list[PublishedResult]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return for each model its name and the means over its seeds."""
         return [
-            {"model": name, **{metric: _mean(outcomes, metric) for metric in METRICS}}
+            {"model": name, **{metric: _mean(outcomes, metric) for metric in self.metrics}}
             for name, outcomes in self.finals.items()
         ]
 
     def table(self) -> tuple[list[str], list[Row]]:
         """Return header and rows of the means, with a mark where the best is significantly ahead of all others."""
-        rows = ranked(self.rows(), METRICS, dict.fromkeys(_ahead(self.welch), MARK))
-        seeds = [f"{len(outcomes)}" for outcomes in self.finals.values()]
-        return ["model", *METRICS, "seeds"], [[*row, count] for row, count in zip(rows, seeds, strict=True)]
+        published = [{**one.to_dict(), "model": f"{one.model} (published)"} for one in self.published]
+        rows = ranked([*self.rows(), *published], self.metrics, dict.fromkeys(_ahead(self.welch), MARK))
+        seeds = [*(f"{len(outcomes)}" for outcomes in self.finals.values()), *("" for _ in published)]
+        return ["model", *self.metrics, "seeds"], [[*row, count] for row, count in zip(rows, seeds, strict=True)]
 
     def settings(self) -> tuple[list[str], list[Row]]:
         """Return header and rows of the chosen options and the cost of finding them."""
@@ -86,7 +95,7 @@ class Result:
     def welch_table(self) -> tuple[list[str], list[Row]]:
         """Return header and rows of Welch's tests between the best model of each metric and each other model."""
         rows: list[Row] = []
-        for metric in METRICS:
+        for metric in self.metrics:
             best = max(self.rows(), key=lambda row: row[metric])["model"]
             for test in (test for test in self.welch if test.metric == metric and best in (test.a, test.b)):
                 sides = [(test.a, test.mean_a), (test.b, test.mean_b)]
@@ -151,13 +160,15 @@ def result_of(comparison: Comparison, reporter: Reporter = SILENT) -> Result:
         reason = f", the first because {failed[0]['error']}" if failed else ""
         raise InputError(f"compare: no model was trained to the end{reason}; see {comparison.path}/outcomes.jsonl")
     trials = {name: _cost(comparison, name) for name in finals}
+    published = leaderboard(comparison.dataset.meta)
+    metrics = PUBLIC_METRICS if published else METRICS
     means: list[Mean] = []
     paired: list[PairedTest] = []
     if len(finals) > 1:
-        frames = {name: comparison.per_user(name, METRICS) for name in finals}
-        values = {name: frame.select(METRICS).to_numpy() for name, frame in frames.items()}
-        means, paired = compare_users(values, METRICS, resamples=RESAMPLES, reporter=reporter)
-    return Result(_title(comparison), finals, trials, _welch_tests(finals), means, paired)
+        frames = {name: comparison.per_user(name, metrics) for name in finals}
+        values = {name: frame.select(metrics).to_numpy() for name, frame in frames.items()}
+        means, paired = compare_users(values, metrics, resamples=RESAMPLES, reporter=reporter)
+    return Result(_title(comparison), finals, trials, _welch_tests(finals, metrics), means, paired, metrics, published)
 
 
 def _title(comparison: Comparison) -> str:
@@ -177,9 +188,9 @@ def _legend() -> str:
     )
 
 
-def _welch_tests(finals: dict[str, list[Outcome]]) -> list[WelchTest]:
+def _welch_tests(finals: dict[str, list[Outcome]], metrics: Sequence[str]) -> list[WelchTest]:
     """Test all pairs of models in all metrics. Holm's correction is over all of them."""
-    cells = [(a, b, metric) for a, b in combinations(finals, 2) for metric in METRICS]
+    cells = [(a, b, metric) for a, b in combinations(finals, 2) for metric in metrics]
     found = [welch(*([outcome[metric] for outcome in finals[name]] for name in (a, b))) for a, b, metric in cells]
     adjusted = iter(holm([test.p for test in found if test is not None]))
     return [

@@ -28,11 +28,11 @@ from typing import Any
 import polars as pl
 
 from drm_triton import atomic
-from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.leaderboards import protocol
 from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.entries import Entry, SpaceName, entries
-from drm_triton.names import CUT_OFFS, MIN_TRAIN
+from drm_triton.names import MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
 from drm_triton.training.run import environment
@@ -279,7 +279,7 @@ def _test(task: Task) -> dict[str, Any]:
     data = Dataset.load(task["data"])
     model = _model(task["options"], fit_on="train+valid", threads=1, seed=task["seed"], eval_every=0)
     model.fit(data)
-    result = model.evaluate(data.test, _seen(data), CUT_OFFS, MIN_TRAIN)
+    result = model.evaluate(data.test, data.train.union(data.valid), *protocol(data.meta))
     # A model may be trained again with other options, after more trials: its files must not replace each other.
     mark = hashlib.sha256(_key(task).encode()).hexdigest()[:8]
     folder, name = Path(task["users"]), f"{task['model'].replace('@', '-at-')}-{task['seed']}-{mark}.parquet"
@@ -295,10 +295,6 @@ def _model(options: dict[str, Any], **fixed: Any) -> Any:
     values = {name: value for name, value in options.items() if name != "model"}
     kind = options["model"]
     return model_class(kind)(replaced(config_class(kind).from_mapping(values), **fixed))
-
-
-def _seen(data: Dataset) -> CSR:
-    return data.train.union(data.valid)
 
 
 def describe(outcome: Outcome, metric: str) -> str:

@@ -152,3 +152,20 @@ def test_another_directory_is_refused(finished: Comparison, data: Dataset, tmp_p
         Comparison(tmp_path, data, finished.plan)
     with pytest.raises(InputError, match="holds a comparison with metric recall@50"):
         Comparison(finished.path, data, Plan(NAMES, metric="ndcg@10"))
+
+
+def test_a_public_split_has_its_own_protocol(data: Dataset, tmp_path: Path) -> None:
+    public = Dataset(
+        data.train, data.valid, data.test, data.users, data.items, {**data.meta, "public_split": "gowalla"}
+    )
+    public.save(tmp_path / "data")
+    plan = Plan(("popularity", "small-softmax"), trials=1, seeds=2)
+    comparison = Comparison(tmp_path / "out", Dataset.load(tmp_path / "data"), plan)
+    comparison.run(workers=1)
+    result = result_of(comparison)
+    assert result.table()[0] == ["model", "recall@20", "ndcg@20", "seeds"]
+    model = model_class("popularity")(CONFIGS["popularity"].from_mapping({"fit_on": "train+valid"})).fit(public)
+    everyone = model.evaluate(public.test, public.train.union(public.valid), (20,), min_train=1)
+    assert comparison.finals("popularity")[0]["recall@20"] == pytest.approx(everyone.means["recall@20"])
+    assert "LightGCN" in result.summary()
+    assert "(published)" in result.summary()
