@@ -156,6 +156,8 @@ class DRM(FactorRecommender[TrainConfig]):
 
     Examples
     --------
+    >>> import polars as pl
+    >>> from drm_triton import Dataset
     >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob", "bob", "cy"], "item": ["x", "y", "x", "y", "x"]})
     >>> data = Dataset.from_frame(frame, ratios=(1, 0, 0))
     >>> model = DRM(factors=4, epochs=3).fit(data)

@@ -147,7 +147,7 @@ NOT_RUN: dict[str, Callable[[list[str]], None]] = {
 }
 # Replacements that make the commands of a page faster: fewer epochs and trials.
 SHORTER = {
-    r"^(.*drm-triton train(?!.*(--epochs|--resume)).*)$": r"\1 --epochs 2",
+    r"^(.*drm-triton train(?!.*(--epochs|--resume|--model ease)).*)$": r"\1 --epochs 2",
     r"\bepochs=20\b": "epochs=2",
     r"\btrials([ =])20\b": r"trials\g<1>2",
 }

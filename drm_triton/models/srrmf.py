@@ -35,7 +35,7 @@ class SRRMF(FactorModel[SRRMFConfig]):
             + regularization (||U||^2 + ||V||^2),    lambda = 1 / confidence.
 
     The second term pulls the other items of a user towards each other, where WMF pulls them towards 0. The authors have
-    lambda, but neither a regularisation nor a confidence. The experiments of the DRM paper name these two and not
+    lambda, but neither a regularisation nor a confidence. The experiments with DRM name these two and not
     lambda; that the confidence is 1 / lambda is an inference.
 
     An epoch fits the items one after the other, then all users exactly, all in float64. A user whose items are none, or
