@@ -120,6 +120,15 @@ def compare(
     if models is not None:
         if runs:
             raise InputError("give runs or --models, not both")
+        _refuse_unused(
+            {
+                "--on": on != "test",
+                "--k": k != DEFAULT_CUT_OFFS,
+                "--metrics": metrics != ",".join(COMPARED_METRICS),
+                "--min-train": min_train != MIN_TRAIN,
+                "--overwrite": overwrite,
+            }
+        )
         plan = Plan(names_of(models), space_name(space), None if grid else trials, seeds)
         _compare_models(plan, dataset, out, workers, as_json, reporter)
         return
@@ -141,10 +150,20 @@ def compare(
     print(comparison.to_json() if as_json else comparison.to_markdown(), end="")
 
 
+def _refuse_unused(given: dict[str, bool]) -> None:
+    """Raise if options were given that a comparison of models does not use."""
+    from drm_triton.errors import InputError
+
+    unused = [flag for flag, is_given in given.items() if is_given]
+    if unused:
+        raise InputError(f"--models does not use {', '.join(unused)}: its protocol is fixed; leave out {unused[0]}")
+
+
 def _compare_models(
     plan: "Plan", dataset: str | None, out: Path | None, workers: int | None, as_json: bool, reporter: "Reporter"
 ) -> None:
     """Run a comparison, or continue it, and print its result."""
+    from drm_triton.cli.messages import continuable
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
     from drm_triton.errors import InputError
@@ -157,7 +176,8 @@ def _compare_models(
     comparison = Comparison(out or Path("comparisons") / place.absolute().name, Dataset.load(place), plan)
     finished = len(comparison.outcomes)
     reporter.line(f"comparison directory {comparison.path}, {finished} trainings finished")
-    comparison.run(workers, reporter)
+    with continuable():
+        comparison.run(workers, reporter)
     result = result_of(comparison, reporter)
     result.write(comparison.path)
     if as_json:

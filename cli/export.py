@@ -47,8 +47,8 @@ def export(
     if as_json:
         print(json.dumps(manifest, ensure_ascii=False))
     else:
-        sizes = f"{manifest['users']:,} users, {manifest['items']:,} items, {manifest['dimension']} factors"
-        print(f"exported {run} to {directory}: {sizes}, score {manifest['score']}")
+        factors = f", {manifest['dimension']} factors, score {manifest['score']}" if "score" in manifest else ""
+        print(f"exported {run} to {directory}: {manifest['users']:,} users, {manifest['items']:,} items{factors}")
         for name, content in manifest["files"].items():
             print(f"  {name:<18}{content}")
         if recall:

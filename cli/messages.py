@@ -5,9 +5,13 @@ to know whether the library was called from Python or from the command line.
 """
 
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import typer
 
 from drm_triton.progress import Reporter
 
@@ -73,3 +77,14 @@ def print_error(message: object) -> None:
 def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one paragraph on stderr. The signature is that of `warnings.showwarning`."""
     print(f"warning: {in_flags(message)}", file=sys.stderr)
+
+
+@contextmanager
+def continuable() -> Iterator[None]:
+    """Say after Ctrl-C how to continue, for commands that store what is finished and skip it when started again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = shlex.join(["drm-triton", *sys.argv[1:]])
+        print(f"stopped; what is finished is stored; continue with: {again}", file=sys.stderr)
+        raise typer.Exit(130) from None

@@ -127,26 +127,27 @@ def reproduce(
     """
     import json
 
-    from drm_triton.cli.messages import FlagReporter, in_flags
+    from drm_triton.cli.messages import FlagReporter, continuable, in_flags
     from drm_triton.experiments.protocol import names_of
     from drm_triton.experiments.reproduce import reproduce as make
 
-    result, files = make(
-        what,
-        dataset,
-        out,
-        raw,
-        scale,
-        quick,
-        FlagReporter(quiet=quiet or as_json),
-        trials=trials,
-        seeds=seeds,
-        epochs=epochs,
-        workers=workers,
-        models=None if models is None else names_of(models),
-        runs=runs or None,
-        comparison=comparison,
-    )
+    with continuable():
+        result, files = make(
+            what,
+            dataset,
+            out,
+            raw,
+            scale,
+            quick,
+            FlagReporter(quiet=quiet or as_json),
+            trials=trials,
+            seeds=seeds,
+            epochs=epochs,
+            workers=workers,
+            models=None if models is None else names_of(models),
+            runs=runs or None,
+            comparison=comparison,
+        )
     if as_json:
         print(json.dumps({**result.to_json(), "files": [str(file) for file in files]}, ensure_ascii=False))
         return

@@ -197,7 +197,7 @@ def stop_on_interrupt(display: Display) -> Iterator[None]:
         if display.interrupted:
             raise KeyboardInterrupt
         display.interrupted = True
-        display.reporter.line("stopping after this batch (press Ctrl-C again to stop immediately)")
+        display.reporter.line("stopping soon (press Ctrl-C again to stop immediately)")
 
     before = signal.signal(signal.SIGINT, stop)
     try:

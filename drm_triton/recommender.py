@@ -52,6 +52,8 @@ Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
 Tensors = dict[str, Tensor]
 
+FINITE_BLOCK = 1 << 20  # numbers that are checked at once
+
 C = TypeVar("C", bound=Config)
 R = TypeVar("R", bound="Recommender[Any]")
 
@@ -404,7 +406,7 @@ class Recommender(ABC, Generic[C]):
         """Raise if the tensors do not have the numbers of users and items of the interactions."""
 
     def _check_finite(self, where: str) -> None:
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()):
+        if not all_finite(self.tensors):
             raise InputError(f"{where}: the factors are not finite; train again with {self.remedy()}")
 
     def remedy(self) -> str:
@@ -414,6 +416,12 @@ class Recommender(ABC, Generic[C]):
     def _become(self: R, other: R) -> R:
         self._tensors, self._interactions = other._tensors, other._interactions
         return self
+
+
+def all_finite(tensors: Tensors) -> bool:
+    """Return whether all numbers are finite. It needs little memory besides the tensors."""
+    parts = (part for tensor in tensors.values() for part in tensor.reshape(-1).split(FINITE_BLOCK))
+    return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 class FactorRecommender(Recommender[C]):

@@ -37,6 +37,11 @@ class Result:
     ndcg: float
     source: str = _LITERATURE
 
+    @property
+    def label(self) -> str:
+        """The model, and whether others published the result."""
+        return f"{self.model} ({'our run' if self.source == _COMPUTED else 'published'})"
+
     def to_dict(self) -> dict[str, str | float]:
         """Return the result under the names that `evaluate` uses."""
         return {"model": self.model, f"recall@{K}": self.recall, f"ndcg@{K}": self.ndcg, "source": self.source}

@@ -18,11 +18,10 @@ from drm_triton.data.leaderboards import K, leaderboard
 from drm_triton.data.leaderboards import Result as PublishedResult
 from drm_triton.errors import InputError
 from drm_triton.experiments.paired import Mean, PairedTest, compare_users, table_of_tests
-from drm_triton.experiments.protocol import Comparison, Outcome
+from drm_triton.experiments.protocol import Comparison, Outcome, changed_options
 from drm_triton.experiments.significance import LEVEL, RESAMPLES, holm, welch
 from drm_triton.experiments.tables import Row, latex, markdown, markdown_text, number, p_text, ranked
 from drm_triton.machine import processor
-from drm_triton.models.configs import config_class
 from drm_triton.progress import SILENT, Reporter
 
 METRICS = ("map@10", "ndcg@10", "recall@50", "ndcg@50")  # of the paper's Table 3
@@ -77,7 +76,7 @@ class Result:
 
     def table(self) -> tuple[list[str], list[Row]]:
         """Return header and rows of the means, with a mark where the best is significantly ahead of all others."""
-        published = [{**one.to_dict(), "model": f"{one.model} (published)"} for one in self.published]
+        published = [{**one.to_dict(), "model": one.label} for one in self.published]
         rows = ranked([*self.rows(), *published], self.metrics, dict.fromkeys(_ahead(self.welch), MARK))
         seeds = [*(f"{len(outcomes)}" for outcomes in self.finals.values()), *("" for _ in published)]
         return ["model", *self.metrics, "seeds"], [[*row, count] for row, count in zip(rows, seeds, strict=True)]
@@ -87,7 +86,7 @@ class Result:
         rows: list[Row] = []
         for name, outcomes in self.finals.items():
             trials, failed, seconds = self.trials[name]
-            options = ", ".join(f"{key} {value}" for key, value in _changed(outcomes[0]["options"]).items())
+            options = ", ".join(f"{key} {value}" for key, value in changed_options(outcomes[0]["options"]).items())
             final = np.mean([outcome["seconds"] for outcome in outcomes])
             rows.append([name, options, f"{trials}", f"{failed}", f"{seconds:.0f}", f"{final:.0f}"])
         return ["model", "options", "trials", "failed", "seconds of tuning", "seconds of a final training"], rows
@@ -226,9 +225,3 @@ def _cost(comparison: Comparison, name: str) -> tuple[int, int, float]:
 
 def _mean(outcomes: list[Outcome], metric: str) -> float:
     return float(np.mean([outcome[metric] for outcome in outcomes]))
-
-
-def _changed(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that differ from the defaults of the model, without the metric that chose them."""
-    config = config_class(options["model"]).from_mapping({k: v for k, v in options.items() if k != "model"})
-    return {name: value for name, value in config.changed().items() if name != "monitor"}

@@ -2,7 +2,7 @@
 
 A comparison is a directory:
 
-plan.json        the data set with its checksum, models, space, number of trials and seeds, metric, versions
+plan.json        the checksum of the data set, the search space, the metric, versions and machine
 outcomes.jsonl   one line for each finished training: model, stage (tune or test), options, seed, metrics, seconds
 users/           metrics of each user on test, one Parquet file for each final training
 
@@ -17,9 +17,12 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,7 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.data.leaderboards import protocol
 from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.entries import Entry, SpaceName, entries
+from drm_triton.models.configs import config_class
 from drm_triton.names import MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
@@ -90,11 +94,15 @@ class Comparison:
 
     def __init__(self, path: str | Path, dataset: Dataset, plan: Plan) -> None:
         self.path, self.dataset, self.plan = Path(path), dataset, plan
+        self._trials: list[Task] | None = None
         if dataset.path is None:
             raise InputError("compare: the data set must be stored on disk; save it first")
         for part in ("valid", "test"):
             if getattr(dataset, part).nnz == 0:
-                raise InputError(f"compare: the data set has no {part} part; prepare it with other `ratios`")
+                raise InputError(
+                    f"compare: the data set has no {part} part; prepare it with other `ratios`, or with `valid_ratio` "
+                    "if its parts are given"
+                )
         if len(measurable(dataset.train, dataset.valid)) == 0:
             raise InputError(
                 f"compare: no user has both validation items and at least {MIN_TRAIN} training interactions; prepare "
@@ -107,11 +115,13 @@ class Comparison:
 
     def tuning_tasks(self) -> list[Task]:
         """Return one task for each trial of each model."""
-        return [
-            self._task(entry.name, "tune", {"model": config.model, **config.to_dict()}, 0)
-            for entry in self.plan.entries()
-            for config in entry.settings(self.plan.space, self.plan.metric, self.plan.trials)
-        ]
+        if self._trials is None:  # a whole grid has thousands of them
+            self._trials = [
+                self._task(entry.name, "tune", {"model": config.model, **config.to_dict()}, 0)
+                for entry in self.plan.entries()
+                for config in entry.settings(self.plan.space, self.plan.metric, self.plan.trials)
+            ]
+        return self._trials
 
     def final_tasks(self) -> list[Task]:
         """Return the final trainings: the best options of each model, with each seed."""
@@ -290,7 +300,6 @@ def _test(task: Task) -> dict[str, Any]:
 
 def _model(options: dict[str, Any], **fixed: Any) -> Any:
     from drm_triton.models import model_class
-    from drm_triton.models.configs import config_class
 
     values = {name: value for name, value in options.items() if name != "model"}
     kind = options["model"]
@@ -299,11 +308,17 @@ def _model(options: dict[str, Any], **fixed: Any) -> Any:
 
 def describe(outcome: Outcome, metric: str) -> str:
     """Return one line about an outcome."""
-    options = ", ".join(f"{name} {value}" for name, value in outcome["options"].items() if name != "model")
+    options = ", ".join(f"{name} {value}" for name, value in changed_options(outcome["options"]).items())
     what = f"{outcome['model']}, {outcome['stage']}, seed {outcome['seed']}"
     if outcome["status"] == "failed":
         return f"{what}: failed: {outcome['error']}"
-    return f"{what}: {metric} {outcome[metric]:.4f}, {outcome['seconds']:.1f} s ({options})"
+    return f"{what}: {metric} {outcome[metric]:.4f}, {outcome['seconds']:.1f} s ({options or 'defaults'})"
+
+
+def changed_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that differ from the defaults of the model, without the metric that chose them."""
+    config = config_class(options["model"]).from_mapping({k: v for k, v in options.items() if k != "model"})
+    return {name: value for name, value in config.changed().items() if name != "monitor"}
 
 
 def _key(task: Task | Outcome) -> str:
@@ -317,12 +332,35 @@ def _runner(workers: int) -> Iterator[Callable[..., Iterable[Outcome]]]:
     if workers == 1:
         yield map
         return
+    context = multiprocessing.get_context("spawn")
+    with _one_thread(), ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts) as pool:
+        try:
+            yield lambda function, tasks: (
+                done.result() for done in as_completed([pool.submit(function, task) for task in tasks])
+            )
+        except BrokenProcessPool:
+            raise DrmError(
+                "a process died during a training, perhaps for lack of memory; finished trainings are stored: run the "
+                "same command again, with fewer `workers`"
+            ) from None
+        except BaseException:  # as after Ctrl-C: do not wait for the trainings that are running
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let processes that start in this context have one thread."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # the processes read it when they start
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     try:
-        pool = multiprocessing.get_context("spawn").Pool(workers)
+        yield
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-    with pool:
-        yield pool.imap_unordered
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C, which a terminal sends to all processes, to the one that started the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,10 +11,11 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
@@ -25,7 +26,8 @@ from drm_triton.models.configs import ModelConfig
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Ranker, factor_ranker
 from drm_triton.ranking.item_index import ItemWeights, item_ranker
-from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors
+from drm_triton.ranking.topk import TopKIndex
+from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors, all_finite
 from drm_triton.training.loop import finish_epoch
 from drm_triton.training.preflight import warn_if_unvalidated
 from drm_triton.training.run import Stored
@@ -106,7 +108,9 @@ class EpochModel(Recommender[C]):
         """Train, from the beginning or from a stored checkpoint, and return the final state."""
         config = self.config
         self.backend()  # sets the number of threads
-        reporter.line(f"{config.model} needs {gibibytes(sum(self.memory_estimate(dataset).values()))} of memory")
+        reporter.line(
+            f"{config.model} needs at least {gibibytes(sum(self.memory_estimate(dataset).values()))} of memory"
+        )
         state = ModelState(values=self.start(fit)) if stored is None else ModelState(stored[0], **stored[1])
 
         def advance(done: int, total: int) -> None:
@@ -128,8 +132,7 @@ class EpochModel(Recommender[C]):
 
     def _check_epoch(self, state: ModelState, measured: dict[str, float]) -> None:
         """Raise if the training has diverged. Called before anything is saved."""
-        finite = all(bool(torch.isfinite(tensor).all()) for tensor in state.values.values())
-        if not finite or not np.isfinite(list(measured.values())).all():
+        if not all_finite(state.values) or not np.isfinite(list(measured.values())).all():
             raise DrmError(
                 f"{self.config.model} diverged in epoch {state.epoch + 1}: its values are not finite; train again with "
                 f"{self.remedy()}"
@@ -141,6 +144,8 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
 
     What it has learned stays on the CPU, where it is trained. The vectors that rank are on the device of the backend.
     """
+
+    biased: ClassVar[bool] = False  # whether the last column of the item vectors is a bias
 
     _on_device: tuple[Tensors, Tensor, Tensor] | None = None  # what was learned, and its vectors
 
@@ -157,6 +162,11 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
     def new_queries(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
         return self.fold_in_items(liked).to(self.backend()[1])
+
+    def _similarity(
+        self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None
+    ) -> tuple[TopKIndex, Tensor]:
+        return super()._similarity(factors[:, :-1] if self.biased else factors, codes, candidates)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         if self._on_device is None or self._on_device[0] is not self.tensors:

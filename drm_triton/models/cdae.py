@@ -65,6 +65,7 @@ class CDAE(FactorModel[CDAEConfig]):
     """
 
     Config = CDAEConfig
+    biased = True
 
     def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""

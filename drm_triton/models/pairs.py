@@ -176,6 +176,7 @@ class PairModel(FactorModel[C]):
     """Vectors of users and items, and a bias of each item, fitted to pairs of items. The score is u . v_i + b_i."""
 
     kernel: ClassVar[Kernel]
+    biased = True
     states: ClassVar[bool]  # whether the optimiser has a state, Adagrad's
 
     @abstractmethod

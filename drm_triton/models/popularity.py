@@ -1,11 +1,15 @@
 """Popularity: the same items for everyone, the baseline that every model should beat."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.csr import CSR
+from drm_triton.errors import InputError
 from drm_triton.models.base import FactorModel, Progress
 from drm_triton.models.configs import PopularityConfig
+from drm_triton.ranking.topk import TopKIndex
 from drm_triton.recommender import Tensors
 
 
@@ -36,6 +40,10 @@ class Popularity(FactorModel[PopularityConfig]):
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return user and item factors."""
         return tensors["user_factors"], tensors["item_factors"]
+
+    def similarity(self, items: NDArray[np.int32]) -> tuple[TopKIndex, Tensor]:
+        """Refuse: popularity knows nothing about items that two of them could have in common."""
+        raise InputError("popularity does not compare items; use another `model`")
 
     def fold_in_items(self, liked: CSR) -> Tensor:
         """Return the vectors of new users."""

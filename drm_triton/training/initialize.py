@@ -105,7 +105,7 @@ class Rows(NamedTuple):
 
 def _rows(matrix: scipy.sparse.csr_matrix, device: torch.device) -> Rows:
     """Return a matrix in the form that `_product` takes."""
-    indptr, indices = (torch.from_numpy(array) for array in (matrix.indptr, matrix.indices))
+    indptr, indices = CSR(matrix.indptr, matrix.indices, matrix.shape).tensors("cpu")  # they may be read-only
     begin = [*indptr[:-1:BLOCK_ROWS].tolist(), len(indices)]
     return Rows(indptr.to(device), indices.to(indptr.dtype).to(device), begin)
 

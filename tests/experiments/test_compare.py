@@ -1,6 +1,7 @@
 """Comparisons of models: the protocol, its files, and the result."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import polars as pl
 import pytest
 
 from drm_triton import Dataset
-from drm_triton.errors import InputError
+from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.compare import METRICS, result_of
 from drm_triton.experiments.entries import ENTRIES, PAPER_MODELS, Entry
-from drm_triton.experiments.protocol import Comparison, Plan, run_task
+from drm_triton.experiments.protocol import Comparison, Plan, _runner, run_task
 from drm_triton.models import model_class
 from drm_triton.models.configs import CONFIGS
 
@@ -169,3 +170,11 @@ def test_a_public_split_has_its_own_protocol(data: Dataset, tmp_path: Path) -> N
     assert comparison.finals("popularity")[0]["recall@20"] == pytest.approx(everyone.means["recall@20"])
     assert "LightGCN" in result.summary()
     assert "(published)" in result.summary()
+
+
+def test_a_process_that_dies_is_reported(data: Dataset, tmp_path: Path) -> None:
+    comparison = Comparison(tmp_path / "out", data, Plan(("popularity", "drm"), trials=1, seeds=1))
+    with pytest.raises(DrmError, match="a process died during a training"), _runner(2) as run:
+        list(run(os._exit, [1, 1]))
+    comparison.run(workers=1)  # nothing is lost
+    assert len(comparison.outcomes) == 4
