@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -111,12 +112,12 @@ class Waits(TorchFunctionMode):
 
 
 def interactions(n_users: int, n_items: int) -> Any:
-    """Return a random matrix of users and items."""
+    """Return a random matrix of users and items, with weights."""
     from drm_triton.data.csr import CSR
 
     dense = torch.rand(n_users, n_items, generator=torch.Generator().manual_seed(0)) < 0.05
     users, items = dense.numpy().nonzero()
-    return CSR.from_pairs(users, items, (n_users, n_items))
+    return CSR.from_pairs(users, items, (n_users, n_items), np.arange(1, len(users) + 1, dtype=np.float32))
 
 
 def to_gpu(tensor: Tensor, device: torch.device) -> Tensor:
@@ -231,6 +232,7 @@ def steps(options: dict[str, Any]) -> dict[str, Any]:
     return {
         **found,
         "n": plan.n if isinstance(plan, ListPlan) else plan.n_items,
+        "weighted": config.interaction_weights != "off",
         "compiled later": sorted(Counter(fake.compiled)),
         "unguarded": fake.unguarded,
     }

@@ -110,9 +110,17 @@ print(json.dumps(steps(json.loads(sys.argv[2]))))
 """
 HOST_WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten._unique2.default"}
 
-LISTS = [{}, {"score": "l2", "share": 1}, {"eta": 200}, {"precision": "bfloat16"}]
+LISTS = [
+    {},
+    {"score": "l2", "share": 1},
+    {"eta": 200},
+    {"precision": "bfloat16"},
+    {"interaction_weights": "log"},
+    {"objective": "hinge", "score": "l2", "cov": 0.1},  # steps with dense gradients, and without
+]
 CATALOGUE = [  # all 300 items, and a pool of them
     {"objective": "softmax"},
+    {"objective": "softmax", "precision": "bfloat16"},
     {"objective": "softmax@k", "pool": 100, "precision": "bfloat16"},
 ]
 
@@ -147,8 +155,9 @@ def test_launches_of_a_step_are_few(recorded: dict[str, Any]) -> None:
     """Kernels of Triton; torch adds its own, for running and other sums."""
     for taken in (*recorded["device steps"], *recorded["host steps"]):
         assert 2 <= len(taken["launches"]) <= (16 if recorded["n"] < 128 else 23)
+    weighting = 16 if recorded["weighted"] else 0  # looks up the weights of the positives
     for taken in recorded["host steps"]:
-        assert len(taken["operations"]) <= (48 if recorded["n"] < 128 else 128)
+        assert len(taken["operations"]) <= (48 if recorded["n"] < 128 else 128) + weighting
 
 
 def test_every_launch_selects_the_device_of_its_tensors(recorded: dict[str, Any]) -> None:
