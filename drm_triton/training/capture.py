@@ -1,5 +1,6 @@
-"""A training step on a GPU as one CUDA graph: the host launches it with one call, in place of some sixty.
+"""A training step on a GPU as one CUDA graph: the host launches it with one call.
 
+This is in place of 16 launches of Triton kernels and 52 operations of torch, for lists of up to 128 items.
 Everything that differs from step to step is on the GPU: the epoch and the position in it, from which the lists are
 drawn and the learning rate follows, the number of the step, which keys the rounding to bfloat16, the factors, and the
 losses. The step itself moves position and number on. So its launches are the same for every step, and can be recorded
