@@ -52,7 +52,7 @@ from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
 from drm_triton.losses import bpr_loss, psl_loss, softmax_at_k_loss, softmax_loss
-from drm_triton.names import SoftTopK
+from drm_triton.names import CUT_OFFS, SoftTopK
 
 INTERACTIONS_PER_USER = 36  # as in SketchFab
 DEPTH = 64  # factors of the tile that measures the peak
@@ -461,7 +461,8 @@ def run_tuning(size: Sizes) -> None:
 
     backend, device = backend_and_device()
     users, items = min(size.users, 4096), min(size.items, 8192)
-    case = Case(size.n, size.factors, "dot", TrainConfig.share, torch.float32, size.batch, users, items, size.rho)
+    sizes = (size.batch, users, items, size.rho, max(CUT_OFFS))  # validation ranks that many items
+    case = Case(size.n, size.factors, "dot", TrainConfig.share, torch.float32, *sizes)
     tune(backend, torch.device(device), case)
 
 

@@ -27,14 +27,13 @@ def timed(runner: Callable[[], object]) -> float:
 def choose(
     backend: Backend, device: torch.device, case: Case, time: Callable[[Callable[[], object]], float]
 ) -> Choices:
-    """Return the options that were faster than those of the launchers, by kernel and sizes."""
+    """Return the options that were faster than those of the launchers, by `tuning.key_of`."""
     kept: Choices = {}
     for name in TUNED:
         operation, drawn = OPERATIONS[name], Inputs.of(case)
         inputs = drawn.to(device, case.dtype)  # of the timed runs, which may change it
-        with using({}) as launched:
+        with using({}) as kernels:
             expected = operation(backend, drawn.to(device, case.dtype))
-            kernels = {key: (kernel, options) for kernel, key, options in launched}
         with using(kept):
             best = time(lambda operation=operation, inputs=inputs: operation(backend, inputs))  # type: ignore[misc]
         for key, (kernel, options) in kernels.items():

@@ -30,7 +30,6 @@ from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.names import LOSSES, Score
 
 SIDE = 128  # factors are multiples of 1 / SIDE
-TOP = 10  # items that `top_k` finds
 DEGREE = 8  # items of a user, on average
 # Of the largest entry, or of 1 if that is larger. With tables of bfloat16, everything else is float32.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 1e-4}
@@ -57,6 +56,7 @@ class Case:
     n_users: int = 30
     n_items: int = 200
     rho: int = 0  # positives, and ranks of the relaxed sort; 0 means one, and more for more than 46 items
+    top: int = 10  # items that `top_k` finds
 
     def __post_init__(self) -> None:
         if self.rho == 0:
@@ -226,7 +226,7 @@ def soft_topk(backend: Backend, x: Inputs) -> Outputs:
 def top_k(backend: Backend, x: Inputs) -> Outputs:
     """Rank the items that a user does not have."""
     seen = (x.plan.indptr, x.plan.indices)
-    items, scores = backend.top_k(x.U, backend.pack_items(x.V, x.case.score), TOP, seen)
+    items, scores = backend.top_k(x.U, backend.pack_items(x.V, x.case.score), x.case.top, seen)
     return {"items": items, "scores": scores}
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     _CHECKED: tuple[Backend, ...] = (reference, cpu, gpu)  # mypy compares the modules with the protocol
 
 LEAST_CAPABILITY = (7, 5)  # the oldest NVIDIA GPU for which the kernels are compiled in the tests
+AMD_ARCHITECTURES = ("gfx90a", "gfx942")  # the AMD GPUs for which they are
 
 BACKENDS = {
     "reference": "drm_triton.kernels.reference",
@@ -133,8 +134,13 @@ def why_no_gpu() -> str | None:
         return f"torch {torch.__version__} is built without CUDA or ROCm; install a GPU build (pytorch.org)"
     if not torch.cuda.is_available():
         return "torch sees no GPU; check the driver (nvidia-smi or rocm-smi) and CUDA_VISIBLE_DEVICES"
+    if torch.version.hip is not None:
+        architecture = torch.cuda.get_device_properties(torch.cuda.current_device()).gcnArchName.split(":")[0]
+        if architecture not in AMD_ARCHITECTURES:
+            return f"the kernels need an AMD GPU of type {' or '.join(AMD_ARCHITECTURES)}, this one is {architecture}"
+        return None
     capability = torch.cuda.get_device_capability()
-    if torch.version.hip is None and capability < LEAST_CAPABILITY:
+    if capability < LEAST_CAPABILITY:
         needed, found = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, capability))
         return f"the kernels need a GPU of compute capability {needed} or newer, this one has {found}"
     return None

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -88,8 +89,8 @@ class Waits(TorchFunctionMode):
 
     READS = (
         *("cpu", "item", "tolist", "nonzero", "unique", "bincount", "__bool__", "__int__", "__float__", "__index__"),
-        *("equal", "masked_select", "tensor"),  # the last one copies from ordinary memory
-    )
+        *("equal", "masked_select", "tensor", "new_tensor"),  # the last two copy from ordinary memory
+    )  # and not `numpy`: it follows `cpu`, and raises for tensors on a GPU
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,25 +99,28 @@ class Waits(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        copies = name == "to" and any(isinstance(x, torch.device | str) for x in (*args, *kwargs.values()))
+        copies = name in ("cuda", "copy_") or (
+            name == "to" and any(isinstance(x, torch.device | str) for x in (*args, *kwargs.values()))
+        )
+        from_host = name == "as_tensor" and not isinstance(args[0], Tensor)
         sizes = name == "repeat_interleave" and "output_size" not in kwargs
         # To index with a mask is to look for the entries that are true.
         index = args[1] if name in ("__getitem__", "__setitem__") else ()
         masks = any(
             isinstance(x, Tensor) and x.dtype == torch.bool for x in (index if type(index) is tuple else [index])
         )
-        if name in self.READS or sizes or masks or (copies and not kwargs.get("non_blocking")):
+        if name in self.READS or sizes or masks or from_host or (copies and not kwargs.get("non_blocking")):
             self.names.append(name)
         return func(*args, **kwargs)
 
 
 def interactions(n_users: int, n_items: int) -> Any:
-    """Return a random matrix of users and items."""
+    """Return a random matrix of users and items, with weights."""
     from drm_triton.data.csr import CSR
 
     dense = torch.rand(n_users, n_items, generator=torch.Generator().manual_seed(0)) < 0.05
     users, items = dense.numpy().nonzero()
-    return CSR.from_pairs(users, items, (n_users, n_items))
+    return CSR.from_pairs(users, items, (n_users, n_items), np.arange(1, len(users) + 1, dtype=np.float32))
 
 
 def to_gpu(tensor: Tensor, device: torch.device) -> Tensor:
@@ -231,6 +235,7 @@ def steps(options: dict[str, Any]) -> dict[str, Any]:
     return {
         **found,
         "n": plan.n if isinstance(plan, ListPlan) else plan.n_items,
+        "weighted": config.interaction_weights != "off",
         "compiled later": sorted(Counter(fake.compiled)),
         "unguarded": fake.unguarded,
     }

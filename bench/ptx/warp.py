@@ -93,12 +93,14 @@ class Slots:
         """Return the slot of a parameter or special register."""
         return self._number(NamedSlot(name, kind))
 
-    def arrays(self, program: Program, named: dict[str, int]) -> list[Array]:
-        """Return new arrays of 32 lanes for all slots; `named` gives the bits of parameters and special registers."""
-        files = {name: np.zeros((count, LANES), TYPES[name]) for name, count in program.registers.items()}
-        for name, file in files.items():
-            if name != "pred":
-                file[:] = np.iinfo(file.dtype).max // 3 * 2  # 0xAAAA: not a value that a kernel would want
+    def arrays(self, files: dict[str, Array], named: dict[str, int]) -> list[Array]:
+        """Return arrays of 32 lanes for all slots.
+
+        Parameters
+        ----------
+        files : registers [count, 32] by their class, which the arrays view
+        named : bits of parameters and special registers
+        """
         rows: dict[tuple[str, str], list[Array]] = {}
         result: list[Array] = []
         for slot in self.numbers:
@@ -253,7 +255,9 @@ class Warp:
     def __init__(self, code: Code, number: int, grid: "Grid") -> None:
         self.code, self.number, self.grid = code, number, grid
         special = {"%tid.x": 0, "%ntid.x": LANES * grid.warps, **grid.named}
-        self.slots = code.slots.arrays(code.program, special)
+        counts = code.program.registers
+        self._registers = {name: np.zeros((count, LANES), TYPES[name]) for name, count in counts.items()}
+        self.slots = code.slots.arrays(self._registers, special)
         self._special = {
             slot.name: self.slots[index] for slot, index in code.slots.numbers.items() if isinstance(slot, NamedSlot)
         }
@@ -265,6 +269,8 @@ class Warp:
 
     def begin(self) -> None:
         """Begin the program of the grid that comes next."""
+        for name, file in self._registers.items():  # 0xAAAA: not a value that a kernel would want
+            file[:] = False if name == "pred" else np.iinfo(file.dtype).max // 3 * 2
         for axis, place in zip("xyz", self.grid.place, strict=True):
             if (name := f"%ctaid.{axis}") in self._special:
                 self._special[name][:] = place

@@ -79,11 +79,14 @@ def warn_of_idle_options(config: TrainConfig) -> None:
 
 
 def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None:
-    """Take one step on toy data, so that the time to compile the kernels does not count as training."""
+    """Take a step of each kind on toy data, so that the time to compile the kernels does not count as training."""
     toy = CSR.from_pairs(np.array([0, 1]), np.array([0, 1]), (2, 3), np.ones(2, dtype=np.float32))
     state = initial_state(dataclasses.replace(config, init="normal"), toy, device)
     state = state.to(device, table_type(config.precision, backend.name))
     plan = training_plan(config, toy, device)
     # A small rate whatever the configuration says: a rate that diverges must be reported by training, not here.
-    take_step(state, plan, plan.n_lists, config, objective_of(config, toy.shape[1]), backend, lr=1e-3)
+    # With covariance regularisation, step 0 has dense gradients and step 1 (mostly) none.
+    for step in (0, 1) if config.cov else (0,):
+        state.position, state.step = 0, step
+        take_step(state, plan, plan.n_lists, config, objective_of(config, toy.shape[1]), backend, lr=1e-3)
     backend.top_k(state.U, backend.pack_items(state.V, config.score_in_force), 1, toy.tensors(device))

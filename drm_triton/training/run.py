@@ -25,8 +25,9 @@ from drm_triton._version import __version__
 from drm_triton.base_config import Config
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
-from drm_triton.kernels import why_no_gpu, why_not
+from drm_triton.kernels import get_backend
 from drm_triton.machine import processor, versions
+from drm_triton.names import BackendChoice
 from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, Progress
 
@@ -217,7 +218,7 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions(),
         "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
-        "gpu": gpu_in_use(),
+        "gpu": gpu_in_use(config.backend),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
         "data": {
@@ -229,9 +230,9 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def gpu_in_use() -> dict[str, Any] | None:
-    """Return the GPU that trains by default and the launch options that were chosen for it, None without a GPU."""
-    if why_no_gpu() is not None or why_not("triton") is not None:
+def gpu_in_use(backend: BackendChoice) -> dict[str, Any] | None:
+    """Return the GPU that trains and the launch options that were chosen for it, None if the backend uses no GPU."""
+    if get_backend(None if backend == "auto" else backend).name != "triton":
         return None
     from drm_triton.kernels.gpu import tuning
 

@@ -16,7 +16,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *tensors: Tensor, **options: Any)
     fuse another term, and the copies of the sum that the lanes hold would differ in the last bit: an item would no
     longer tie with itself.
     """
-    options |= chosen(kernel.fn.__name__, options, tensors[0].device)
+    options |= chosen(kernel.fn.__name__, options, tensors)
     with torch.cuda.device_of(tensors[0]):
         kernel[grid](*tensors, **options, enable_fp_fusion=False)
 

@@ -6,31 +6,33 @@ their loads under way, and `maxnreg` how many registers a thread may have: neith
 only. All other sizes are those of the functions beside the kernels.
 
 The choices are in a JSON file in the user's cache directory, for each GPU and version of drm-triton and Triton, by
-kernel and by n, d and K. Whatever is wrong in the file counts as no choice.
+kernel, sizes, score and types. Whatever is wrong in the file counts as no choice.
 """
 
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.errors import DrmError
 
 Choices = dict[str, dict[str, int]]  # launch options by `key_of`
+Launches = dict[str, tuple[str, dict[str, Any]]]  # kernel and options by `key_of`
 
 NEUTRAL = {"num_stages": (1, 2, 3, 4), "maxnreg": (64, 96, 128, 168, 255)}  # of every kernel
 WARPS = {"num_warps": (2, 4, 8)}  # with 1, sampling keeps arrays in memory
 INTEGER_KERNELS = ("_sample_kernel", "_shared_kernel", "_users_kernel")
 
 _forced: Choices | None = None  # by `using`
-_launched: list[tuple[str, str, dict[str, Any]]] = []  # kernel, key and options of launches under `using`
+_launched: Launches = {}  # the first launch of each key under `using`
 
 
 def knobs_of(kernel: str) -> dict[str, tuple[int, ...]]:
@@ -39,31 +41,37 @@ def knobs_of(kernel: str) -> dict[str, tuple[int, ...]]:
     return neutral | WARPS if kernel in INTEGER_KERNELS else neutral
 
 
-def key_of(kernel: str, options: dict[str, Any]) -> str:
-    """Return the name of a choice: the kernel with n, d and K, as far as it has them."""
-    sizes = (f"{name}={options[name]}" for name in ("n", "eta", "d", "K", "k") if name in options)
-    return " ".join([kernel, *sizes])
+def key_of(kernel: str, options: dict[str, Any], tensors: Sequence[Tensor]) -> str:
+    """Return the name of a choice: the kernel with its sizes and score, as far as it has them, and types of floats.
+
+    The types are those of its tensors in their order, each once. One of them is that of the factors.
+    """
+    sizes = (f"{name}={options[name]}" for name in ("n", "eta", "d", "D", "K", "k", "L2") if name in options)
+    types = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in tensors if x.dtype.is_floating_point)
+    return " ".join([kernel, *sizes, *types])
 
 
-def chosen(kernel: str, options: dict[str, Any], device: torch.device) -> dict[str, int]:
-    """Return the options that replace those of a launch, on the device of its tensors."""
+def chosen(kernel: str, options: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, int]:
+    """Return the options that replace those of a launch, on the device of the first tensor."""
     if _forced is not None:
-        _launched.append((kernel, key_of(kernel, options), options))
-        return _forced.get(key_of(kernel, options), {})
+        key = key_of(kernel, options, tensors)
+        _launched.setdefault(key, (kernel, options))
+        return _forced.get(key, {})
+    device = tensors[0].device
     choices = stored(gpu_of(device)) if device.type == "cuda" else {}
-    return choices.get(key_of(kernel, options), {}) if choices else {}
+    return choices.get(key_of(kernel, options, tensors), {}) if choices else {}
 
 
 @contextmanager
-def using(choices: Choices) -> Iterator[list[tuple[str, str, dict[str, Any]]]]:
-    """Replace the stored choices, on any device; yield the list of launches in the block: kernel, key and options."""
-    global _forced
-    before, _forced = _forced, choices
-    _launched.clear()
+def using(choices: Choices) -> Iterator[Launches]:
+    """Replace the stored choices, on any device; yield the launches in the block, the first one of each key."""
+    global _forced, _launched
+    before = _forced, _launched
+    _forced, _launched = choices, {}
     try:
         yield _launched
     finally:
-        _forced = before
+        _forced, _launched = before
 
 
 @functools.cache

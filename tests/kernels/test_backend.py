@@ -6,13 +6,15 @@ import inspect
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from drm_triton import kernels
+from drm_triton.bench.gpus import GPUS
 from drm_triton.errors import InputError
-from drm_triton.kernels import backend_for, get_backend, reference, why_not
+from drm_triton.kernels import backend_for, get_backend, reference, why_no_gpu, why_not
 from drm_triton.kernels.protocol import Backend
 
 OPERATIONS = [name for name, value in vars(Backend).items() if inspect.isfunction(value) and not name.startswith("_")]
@@ -114,6 +116,30 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Triton is not installed" in str(why_not("triton"))
     hide(monkeypatch, "numba")
     assert "Numba is not installed" in str(why_not("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("gfx90a:sramecc+:xnack-", None),
+        ("gfx942", None),
+        ("gfx1100", "the kernels need an AMD GPU of type gfx90a or gfx942, this one is gfx1100"),
+    ],
+)
+def test_amd_gpus_that_are_not_compiled_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, reason: str | None
+) -> None:
+    pretend_gpu(monkeypatch, capability=(11, 0))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = SimpleNamespace(gcnArchName=architecture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert why_no_gpu() == reason
+
+
+def test_amd_gpus_are_those_of_the_static_checks() -> None:
+    assert [gpu.arch for gpu in GPUS if gpu.backend == "hip"] == list(kernels.AMD_ARCHITECTURES)
 
 
 def test_backend_that_fails_to_import_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

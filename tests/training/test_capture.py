@@ -4,8 +4,11 @@ The device of the interpreter is the CPU, where the trainer reads the loss in ev
 this would wait.
 """
 
+import gc
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +22,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.errors import DrmError
 from drm_triton.kernels import gpu
 from drm_triton.kernels.precision import table_type
+from drm_triton.kernels.weights import training_rank_weights
 from drm_triton.training import capture, step
 from drm_triton.training.capture import CapturedStep, DeviceStep, captured_step
 from drm_triton.training.loop import initial_state
@@ -39,24 +43,91 @@ def fit() -> CSR:
 
 
 @pytest.fixture
+def few(fit: CSR) -> CSR:
+    """Return the interactions of the first users, for several epochs in the interpreter."""
+    return CSR(fit.indptr[:5], fit.indices[: fit.indptr[4]], (4, 20))
+
+
+@pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "reads_at_once", lambda device: False)
 
 
-def one_epoch(fit: CSR, config: TrainConfig, on_device: bool) -> State:
-    """Train for an epoch on the Triton backend, with device steps where the batch is whole."""
+def trained(fit: CSR, config: TrainConfig, on_device: bool, epochs: int = 1) -> tuple[State, CapturedStep]:
+    """Train on the Triton backend, with device steps where the batch is whole."""
     state, plan = initial_state(config, fit, CPU), training_plan(config, fit, CPU)
     state = state.to(CPU, table_type(config.precision, gpu.name))
     objective = objective_of(config, fit.shape[1])
     captured = CapturedStep(DeviceStep(state, plan, config, objective, gpu))
-    while state.position < plan.n_lists:
-        stop = min(state.position + config.batch_in_force, plan.n_lists)
-        if on_device and stop - state.position == config.batch_in_force:
-            captured()
-        else:
-            take_step(state, plan, stop, config, objective, gpu, learning_rate(state, config, plan.n_lists))
-    check_losses(state, config)
-    return state
+    for epoch in range(epochs):
+        state.epoch, state.position = epoch, 0
+        while state.position < plan.n_lists:
+            stop = min(state.position + config.batch_in_force, plan.n_lists)
+            if on_device and stop - state.position == config.batch_in_force:
+                captured()
+            else:
+                take_step(state, plan, stop, config, objective, gpu, learning_rate(state, config, plan.n_lists))
+        check_losses(state, config)
+    return state, captured
+
+
+def assert_same_training(state: State, expected: State) -> None:
+    for name in ("U", "V", "U_state", "V_state"):
+        assert torch.equal(getattr(state, name), getattr(expected, name)), name
+    assert state.sums == pytest.approx(expected.sums)
+    assert (state.step, state.position) == (expected.step, expected.position)
+
+
+class Graphs:
+    """Takes the place of CUDA graphs.
+
+    A step that is captured leaves the tensors as they are. A replay takes it with the numbers that the host had at the
+    capture, whatever they are now, and on the same tensors. It changes no number of the host.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capturing, self.captures, self.replays = False, 0, 0
+        self.streams: list[torch.device] = []  # of captures
+        self.run = DeviceStep.run
+        monkeypatch.setattr(DeviceStep, "run", lambda step: self.capture(step) if self.capturing else self.run(step))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+
+    @contextmanager
+    def graph(self, graph: "Graphs", stream: torch.device) -> Iterator[None]:
+        self.capturing = True
+        self.streams.append(stream)
+        yield
+        self.capturing = False
+
+    def capture(self, step: DeviceStep) -> None:
+        self.captures += 1
+        self.step, self.tensors, self.numbers = step, self.changed(step), self.of_host(step)
+        before = [x.clone() for x in self.tensors]
+        self.run(step)
+        for x, old in zip(self.tensors, before, strict=True):
+            x.copy_(old)
+
+    def replay(self) -> None:
+        self.replays += 1
+        state, now = self.step.state, self.of_host(self.step)
+        assert all(x is old for x, old in zip(self.changed(self.step), self.tensors, strict=True))
+        state.epoch, state.position, state.step = self.numbers
+        self.run(self.step)
+        state.epoch, state.position, state.step = now
+
+    @staticmethod
+    def changed(step: DeviceStep) -> list[torch.Tensor]:
+        state = step.state
+        assert state.unread is not None
+        return [state.U, state.V, state.U_state, state.V_state, state.unread, step.clock]
+
+    @staticmethod
+    def of_host(step: DeviceStep) -> tuple[int, int, int]:
+        return step.state.epoch, step.state.position, step.state.step
 
 
 @pytest.mark.parametrize(
@@ -66,14 +137,38 @@ def test_device_steps_have_the_bits_of_other_steps(
     fit: CSR, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(CONFIG, **options)
-    expected = one_epoch(fit, config, on_device=False)
+    expected, _ = trained(fit, config, on_device=False)
     monkeypatch.setattr(step, "reads_at_once", lambda device: False)
     monkeypatch.setattr(capture, "EAGER_STEPS", 1000)  # there is nothing to capture with
-    state = one_epoch(fit, config, on_device=True)
-    for name in ("U", "V", "U_state", "V_state"):
-        assert torch.equal(getattr(state, name), getattr(expected, name)), name
-    assert state.sums == pytest.approx(expected.sums)
-    assert (state.step, state.position) == (expected.step, expected.position)
+    state, _ = trained(fit, config, on_device=True)
+    assert_same_training(state, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}])
+def test_replayed_steps_have_the_bits_of_other_steps(
+    few: CSR, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, **options)
+    expected, _ = trained(few, config, on_device=False, epochs=2)
+    monkeypatch.setattr(step, "reads_at_once", lambda device: False)
+    graphs = Graphs(monkeypatch)
+    state, _ = trained(few, config, on_device=True, epochs=2)
+    assert_same_training(state, expected)
+    n_lists = training_plan(config, few, CPU).n_lists
+    assert n_lists % 8  # an epoch ends with a batch that is not captured
+    assert graphs.captures == 1
+    assert graphs.replays == 2 * (n_lists // 8) - capture.EAGER_STEPS > 0
+    assert graphs.streams == [CPU]
+
+
+def test_a_graph_keeps_the_rank_weights(few: CSR, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    Graphs(monkeypatch)
+    monkeypatch.setattr(capture, "EAGER_STEPS", 1)
+    _, captured = trained(few, CONFIG, on_device=True)
+    weights = weakref.ref(training_rank_weights(objective_of(CONFIG, 20), torch.float32, CPU))
+    training_rank_weights.cache_clear()
+    gc.collect()
+    assert captured.rank_weights is weights() is not None
 
 
 def test_from_a_loss_that_is_not_finite_on_nothing_changes(fit: CSR, as_on_a_gpu: None) -> None:
@@ -110,9 +205,17 @@ print(json.dumps(steps(json.loads(sys.argv[2]))))
 """
 HOST_WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten._unique2.default"}
 
-LISTS = [{}, {"score": "l2", "share": 1}, {"eta": 200}, {"precision": "bfloat16"}]
+LISTS = [
+    {},
+    {"score": "l2", "share": 1},
+    {"eta": 200},
+    {"precision": "bfloat16"},
+    {"interaction_weights": "log"},
+    {"objective": "hinge", "score": "l2", "cov": 0.1},  # steps with dense gradients, and without
+]
 CATALOGUE = [  # all 300 items, and a pool of them
     {"objective": "softmax"},
+    {"objective": "softmax", "precision": "bfloat16"},
     {"objective": "softmax@k", "pool": 100, "precision": "bfloat16"},
 ]
 
@@ -147,8 +250,11 @@ def test_launches_of_a_step_are_few(recorded: dict[str, Any]) -> None:
     """Kernels of Triton; torch adds its own, for running and other sums."""
     for taken in (*recorded["device steps"], *recorded["host steps"]):
         assert 2 <= len(taken["launches"]) <= (16 if recorded["n"] < 128 else 23)
+    if recorded["n"] < 128 and recorded["device steps"] and not recorded["weighted"]:
+        assert len(recorded["device steps"][0]["operations"]) <= 52  # what a graph saves, see docs/kernels.md
+    weighting = 16 if recorded["weighted"] else 0  # looks up the weights of the positives
     for taken in recorded["host steps"]:
-        assert len(taken["operations"]) <= (48 if recorded["n"] < 128 else 128)
+        assert len(taken["operations"]) <= (48 if recorded["n"] < 128 else 128) + weighting
 
 
 def test_every_launch_selects_the_device_of_its_tensors(recorded: dict[str, Any]) -> None:
@@ -175,13 +281,18 @@ def test_waits_are_recognised() -> None:
         "repeat_interleave": lambda: torch.repeat_interleave(mask.long()),
         "to": lambda: x.to("meta"),
         "tensor": lambda: torch.tensor([1.0]),
+        "new_tensor": lambda: x.new_tensor([1.0]),
+        "as_tensor": lambda: torch.as_tensor([1.0]),
+        "copy_": lambda: x.copy_(mask),
+        "cuda": x.cuda,
     }
     for name, run in waiting.items():
-        with Waits() as waits:
+        with Waits() as waits, suppress(AssertionError, RuntimeError):  # there may be no GPU
             run()
         assert waits.names == [name]
     with Waits() as waits:
         x[mask.long()].double().where(x > 0, 1).to("meta", non_blocking=True)
         x[1:] = 0
+        torch.as_tensor(x).copy_(mask, non_blocking=True)
         torch.repeat_interleave(mask.long(), output_size=2)
     assert waits.names == []

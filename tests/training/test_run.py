@@ -15,12 +15,13 @@ import polars as pl
 import pytest
 import torch
 
-from drm_triton import DRM, Dataset
+from drm_triton import DRM, Dataset, kernels
 from drm_triton.config import TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
+from drm_triton.names import BackendChoice
 from drm_triton.training.checkpoint import FILE, read_tensors
-from drm_triton.training.run import Run, read_metrics
+from drm_triton.training.run import Run, environment, read_metrics
 from drm_triton.training.state import State
 from tests.conftest import HANG, call, run_python
 
@@ -88,6 +89,26 @@ def test_what_a_run_leaves(whole: Path, data: Dataset) -> None:
     assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not list(whole.rglob("*.partial"))
     assert not [path for path in whole.rglob("*") if path.suffix in (".pkl", ".pickle", ".pt", ".pth")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "recorded"),
+    [("triton", None, True), ("cpu", None, False), ("auto", None, True), ("auto", "cpu", False)],
+)
+def test_the_gpu_is_recorded_if_it_trains(
+    backend: BackendChoice, variable: str | None, recorded: bool, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton is available on Linux only")
+    from drm_triton.kernels.gpu import tuning
+
+    if variable is None:
+        monkeypatch.delenv("DRM_BACKEND", raising=False)
+    else:
+        monkeypatch.setenv("DRM_BACKEND", variable)
+    monkeypatch.setattr(kernels, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(tuning, "in_force", lambda: {"gpu": "A", "choices": {}})
+    found = environment(TrainConfig(backend=backend), data)
+    assert found["gpu"] == ({"gpu": "A", "choices": {}} if recorded else None)
 
 
 def test_the_best_epoch_is_what_loads(whole: Path) -> None:

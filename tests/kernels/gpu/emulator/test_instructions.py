@@ -418,6 +418,20 @@ st.global.b32 [%rd11], %r11;
     assert statistics.sectors_written == 2 * (1 + 1 + 4)
 
 
+def test_registers_begin_with_a_pattern_in_every_program() -> None:
+    found = aligned(np.zeros(96, "u4")).reshape(3, 32)
+    body = """
+mad.lo.u32 %r12, %r1, 32, %r0;
+mad.wide.u32 %rd11, %r12, 4, %rd1;
+@%p1 mov.b32 %r20, 1;
+st.global.b32 [%rd11], %r20;
+mov.b32 %r20, 7;
+setp.eq.u32 %p1, %r20, 7;
+"""
+    run_ptx(body, found, programs=3)
+    assert (found == 0xAAAAAAAA).all()
+
+
 def test_narrow_loads_and_stores() -> None:
     source, result = np.arange(200, 232).astype("u1"), np.zeros(32, "u4")
     body = (

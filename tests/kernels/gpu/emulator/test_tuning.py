@@ -28,7 +28,7 @@ def run(name: str, case: Case, choices: Choices) -> tuple[Outputs, dict[str, str
     """Run an operation in the emulator; return its results, and the kernel of each key."""
     with emulated(), using(choices) as launched:
         results = OPERATIONS[name](gpu, Inputs.of(case).to(torch.device("cpu"), case.dtype))
-        return results, {key: kernel for kernel, key, _ in launched}
+    return results, {key: kernel for key, (kernel, _) in launched.items()}
 
 
 @pytest.mark.parametrize(
