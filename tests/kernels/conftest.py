@@ -57,9 +57,10 @@ def check_rounding(
     share: int = 1,
     device: str = "cpu",
     compiled: bool = False,
-) -> None:
-    """Take a step with rounding. It must be that of the backend in float32, rounded with the bits of the reference.
+) -> tuple[Tensor, Tensor]:
+    """Take a step with rounding; return the table and the state, in float32.
 
+    It must be the step of the backend in float32, rounded with the bits of the reference.
     The result of the reference is the same where these steps are, and elsewhere at most one number of bfloat16 away.
     Kernels compiled for a GPU may add numbers of bfloat16 in another order than those of float32.
     """
@@ -102,6 +103,7 @@ def check_rounding(
     assert torch.equal(rounded[same], true[same])
     assert ((rounded - true).abs() <= 2.0**-7 * torch.maximum(rounded.abs(), true.abs())).all()
     assert (rounded == true).double().mean() > 0.99
+    return rounded, state
 
 
 def awkward_numbers() -> Tensor:

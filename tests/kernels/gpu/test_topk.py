@@ -1,6 +1,7 @@
 """Triton top-k against the reference in float64."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
-from drm_triton.kernels.gpu import topk
+from drm_triton.kernels.gpu import filter, topk
 from drm_triton.kernels.gpu.filter import GROUP, pack_queries, to_bytes
 from drm_triton.names import Score
 from tests.kernels.gpu.conftest import DEVICE, int32
@@ -140,6 +141,31 @@ def test_the_filter_misses_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -
             every_item, every_score = gpu.top_k(queries, packed, 5, seen)
         assert torch.equal(items, every_item)
         assert torch.equal(scores, every_score)
+
+
+@pytest.mark.parametrize("d", [5, 16, 40, 150])
+@pytest.mark.parametrize("score", ["dot", "cosine", "l2"])
+def test_the_filter_for_sm_75_finds_the_same(score: Score, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies bytes as floats, whose sums are exact for so few factors."""
+    queries, V = adversarial("normal", 3, d, 0).to(DEVICE), adversarial("normal", 150, d, 1).to(DEVICE)
+    if score == "cosine":
+        V = torch.nn.functional.normalize(V, dim=1)
+    packed, seen = gpu.pack_items(V, score), (torch.tensor([0, 2, 2, 3], device=DEVICE), int32(7, 100, 149))
+    estimates: list[Tensor] = []
+
+    def kept(rounded: filter.ByteRows, items: filter.ItemLayout, score: Score, out: Tensor) -> None:
+        filter.estimate_groups(rounded, items, score, out)
+        estimates.append(out.clone())
+
+    monkeypatch.setattr(topk, "estimate_groups", kept)
+    items, scores = gpu.top_k(queries, packed, 5, seen)
+    asked = mock.Mock(return_value=False)
+    monkeypatch.setattr(filter, "multiplies_bytes", asked)
+    items_of_floats, scores_of_floats = gpu.top_k(queries, packed, 5, seen)
+    asked.assert_called_once()
+    assert torch.equal(items, items_of_floats)
+    assert torch.equal(scores, scores_of_floats)
+    assert torch.equal(*estimates)
 
 
 @pytest.mark.parametrize("kind", KINDS)

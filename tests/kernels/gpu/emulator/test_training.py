@@ -13,12 +13,14 @@ from drm_triton.bench.ptx import emulated
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.kernels import cpu, gpu, reference
+from drm_triton.kernels.precision import table_type
 from drm_triton.kernels.protocol import Backend
 from drm_triton.training import loop
 from drm_triton.training.loop import initial_state
 from drm_triton.training.state import State
 from drm_triton.training.step import learning_rate, objective_of, take_step, training_plan
 from tests.kernels.gpu.conftest import generator
+from tests.kernels.gpu.emulator.conftest import SEEDS
 
 N_USERS, N_ITEMS, STEPS, BATCH = 20, 40, 3, 4
 
@@ -86,6 +88,15 @@ def tiny_dataset() -> Dataset:
     return Dataset.from_csr(parts[0], parts[1], n_items=12)
 
 
+def train(config: TrainConfig, backend: Backend) -> tuple[State, list[dict[str, Any]]]:
+    """Train on the tiny data set; return the state at the end and the record of each epoch."""
+    data = tiny_dataset()
+    state, records = initial_state(config, data.train, torch.device("cpu")), list[dict[str, Any]]()
+    state = state.to(torch.device("cpu"), table_type(config.precision, backend.name))
+    loop.train(state, config, data, data.train, backend, [lambda end: records.append(end.record)])
+    return state, records
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,16 +109,10 @@ def tiny_dataset() -> Dataset:
 )
 def test_a_whole_training_ends_where_it_does_on_the_cpu(options: dict[str, Any]) -> None:
     """Two epochs, with a shorter last batch, and validation by top K."""
-    config, data = TrainConfig(factors=8, epochs=2, **options), tiny_dataset()
-
-    def train(backend: Backend) -> tuple[State, list[dict[str, Any]]]:
-        state, records = initial_state(config, data.train, torch.device("cpu")), list[dict[str, Any]]()
-        loop.train(state, config, data, data.train, backend, [lambda end: records.append(end.record)])
-        return state, records
-
-    expected, expected_records = train(cpu)
+    config = TrainConfig(factors=8, epochs=2, **options)
+    expected, expected_records = train(config, cpu)
     with emulated() as emulation:
-        trained, records = train(gpu)
+        trained, records = train(config, gpu)
     assert trained.step == expected.step >= 4
     assert {"_step_kernel", "_rank_kernel"} <= set(emulation.statistics)
     for name in ("U", "V", "U_state", "V_state"):
@@ -117,3 +122,28 @@ def test_a_whole_training_ends_where_it_does_on_the_cpu(options: dict[str, Any])
         compared = [name for name in right if name == "loss" or name.startswith("valid/")]
         assert len(compared) > 5
         assert {name: record[name] for name in compared} == pytest.approx({name: right[name] for name in compared})
+
+
+def test_a_whole_training_of_bfloat16() -> None:
+    """It rounds with the same random bits in any order of warps and on the CPU.
+
+    A factor that another order of summation moves past its random threshold is rounded to the next number.
+    """
+    config = TrainConfig(factors=8, epochs=2, batch_size=4, precision="bfloat16")
+    expected, expected_records = train(config, cpu)
+    runs = []
+    for seed in SEEDS[:2]:
+        with emulated(seed) as emulation:
+            runs.append(train(config, gpu))
+        assert {"_step_kernel", "_rank_kernel"} <= set(emulation.statistics)
+    (trained, records), (again, _) = runs
+    assert trained.step == expected.step >= 4
+    for name in ("U", "V", "U_state", "V_state"):
+        assert torch.equal(getattr(trained, name), getattr(again, name)), name
+    for name in ("U", "V"):
+        table, right = getattr(trained, name), getattr(expected, name)
+        assert table.dtype == torch.bfloat16
+        assert (table == right).double().mean() > 0.98, name
+        assert (table - right).abs().max() <= 2.0**-7 * right.abs().max(), name
+    for record, right in zip(records, expected_records, strict=True):
+        assert record["loss"] == pytest.approx(right["loss"], rel=1e-3)
