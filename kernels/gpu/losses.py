@@ -98,7 +98,7 @@ def finish(
     row, mask, s, drm, ds, nan, col, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
     HINGE: tl.constexpr, MSE: tl.constexpr, SOFTMAX: tl.constexpr, PSL: tl.constexpr, BPR: tl.constexpr,
 ):  # fmt: skip
-    """Add the other losses to DRM and its gradient ds; store losses and g; return g [lists, items].
+    """Add the other losses to DRM and its gradient ds; store losses and g.
 
     row : [lists], places in the batch; those with `mask` are stored
     drm, nan : [lists]; nan is NaN or 0, and is added to the losses that are on and to g. drm contains it.
@@ -137,4 +137,3 @@ def finish(
     tl.store(losses_ptr + 4 * B + row, psl, mask=mask)
     tl.store(losses_ptr + 5 * B + row, bpr, mask=mask)
     tl.store(losses_ptr + 6 * B + row, hinge + lam * drm + mse + softmax + psl + bpr, mask=mask)
-    return g

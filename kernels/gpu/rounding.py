@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from drm_triton.kernels import streams
-from drm_triton.kernels.gpu.sampling import _words
+from drm_triton.kernels.gpu.sampling import words_in_order
 
 ROUNDING_BLOCK = tl.constexpr(streams.ROUNDING_BLOCK)
 GROUP = tl.constexpr(8)  # factors that take their bits from one Philox block
@@ -27,9 +27,7 @@ def rounding_bits(seed, step, table, row, BLOCK_D: tl.constexpr):
     """Return the 16 uniform bits of each factor of rows, BLOCK_D a multiple of GROUP: uint32 [rows, BLOCK_D]."""
     group = tl.arange(0, BLOCK_D // GROUP)[None, :] + tl.zeros_like(row)[:, None]
     ident = row[:, None].to(tl.int64) + tl.zeros_like(group).to(tl.int64)
-    word0, word1, word2, word3 = _words(seed, step, table, ident, group.to(tl.uint32) + ROUNDING_BLOCK)
-    # Interleaving [w0 w2] with [w1 w3] restores the order.
-    words = tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
+    words = words_in_order(seed, step, table, ident, group.to(tl.uint32) + ROUNDING_BLOCK)
     return tl.interleave(words & 0xFFFF, words >> 16)
 
 

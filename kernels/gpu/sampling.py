@@ -51,9 +51,9 @@ def _words(seed, epoch, stream, ident, block):
 
 
 @triton.jit
-def _negative_words(seed, epoch, ident, block):
-    """Return the words of stream NEGATIVES in order, four per block: ident and block [L, C] -> [L, 4 C]."""
-    word0, word1, word2, word3 = _words(seed, epoch, NEGATIVES, ident, block)
+def words_in_order(seed, epoch, stream, ident, block):
+    """Return the words of a stream in order, four per block: ident and block [L, C] -> [L, 4 C]."""
+    word0, word1, word2, word3 = _words(seed, epoch, stream, ident, block)
     # Interleaving [w0 w2] with [w1 w3] restores the order.
     return tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
 
@@ -154,7 +154,7 @@ def _shared_kernel(
     block = tl.program_id(1) * (BLOCK_NEGATIVES // 4) + tl.arange(0, BLOCK_NEGATIVES // 4)
     block = block[None, :].to(tl.uint32) + tl.zeros_like(group).to(tl.uint32)[:, None]
     ident = (first_group + group)[:, None] + tl.zeros_like(block).to(tl.int64)
-    words = _negative_words(seed, epoch, ident, block + SHARED_BLOCK)
+    words = words_in_order(seed, epoch, NEGATIVES, ident, block + SHARED_BLOCK)
     item = _below(words, tl.zeros_like(words) + n_items.to(tl.uint32)).to(tl.int32)
     inside = (group < n_groups)[:, None] & (offs_n < eta)[None, :]
     tl.store(shared_ptr + group[:, None] * eta + offs_n[None, :], item, mask=inside)
@@ -250,11 +250,11 @@ def _sample_kernel(
             replaced = nearest == item
             tl.store(replaced_ptr + out[:, None] * eta + t + offs_n, replaced, mask=inside)
             if tl.max(tl.max(replaced.to(tl.int32), axis=1), axis=0) > 0:  # rarely, in a large catalogue
-                words = _negative_words(seed, epoch, ident, block)
+                words = words_in_order(seed, epoch, NEGATIVES, ident, block)
                 own = _outside(words, indices_ptr + begin[:, None], degree[:, None], outside, step)
                 item = tl.where(replaced, own, item)
         else:
-            words = _negative_words(seed, epoch, ident, block)
+            words = words_in_order(seed, epoch, NEGATIVES, ident, block)
             item = _outside(words, indices_ptr + begin[:, None], degree[:, None], outside, step)
         tl.store(items_row + rho + t + offs_n, item, mask=inside)
         block += BLOCK_NEGATIVES // 4

@@ -12,13 +12,14 @@ from torch import Tensor
 from drm_triton.kernels.checks import check_sample_users
 from drm_triton.kernels.gpu.launch import launch
 from drm_triton.kernels.gpu.sampling import (
+    NEGATIVES,
     ORDER,
-    _negative_words,
     _outside,
     _permute,
     _store_positives,
     _words,
     sample_sizes,
+    words_in_order,
 )
 from drm_triton.kernels.protocol import ListBatch, ListPlan
 
@@ -63,7 +64,7 @@ def _users_kernel(
     while step > tl.max(degree):
         step = step >> 1
     for t in range(0, eta, BLOCK_NEGATIVES):
-        words = _negative_words(seed[:, None], epoch, ident, block)
+        words = words_in_order(seed[:, None], epoch, NEGATIVES, ident, block)
         item = _outside(words, indices_ptr + begin[:, None], degree[:, None], outside, step)
         tl.store(items_row + rho + t + offs_n, item, mask=mask[:, None] & (t + offs_n < eta))
         block += BLOCK_NEGATIVES // 4
