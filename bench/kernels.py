@@ -132,17 +132,17 @@ def counted(name: str, sizes: Row, rows_per_list: float = 0.0) -> tuple[float, f
         "gradients": (4 * n * d + pairs + 40 * n * K, 4 * (n * d + 3 * n + 2 * d + 4)),
         "update": (2 * n * d + 8 * d * r, 4 * (n * d + 3 * n) + 16 * d * r),
         "drm": (pairs + 40 * n * K, 12 * n),
-        "top-k": (2 * N * d, 4 * (N * d / query_block() + d) + 8 * K),
+        "top-k": (2 * N * d, 4 * (N * d / query_block(d) + d) + 8 * K),
     }[name]
 
 
-def query_block() -> int:
-    """Return the number of queries that share one read of an item."""
+def query_block(d: int) -> int:
+    """Return the number of queries that share one read of an item with d factors."""
     if not torch.cuda.is_available():
         return QUERY_BLOCK
-    from drm_triton.kernels.gpu.filter import BLOCK_M
+    from drm_triton.kernels.gpu.filter import filter_sizes
 
-    return BLOCK_M
+    return filter_sizes(d)["BLOCK_M"]
 
 
 # ------------------------------------------------------------------------------------------------------- machine

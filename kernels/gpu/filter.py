@@ -1,6 +1,7 @@
 """Filter of `top_k`: which groups of GROUP items may hold one of the best items of a query.
 
-Factors are rounded to bytes, which tensor cores multiply. Their sums are integers, and exact. Each query u has its own
+Factors are rounded to bytes, which tensor cores multiply. Their sums are integers, and exact. On sm_75, bytes are
+multiplied as floats, whose sums are exact for up to 1,040 factors; the slack covers more. Each query u has its own
 scale, and the items of a group share one: u' = scale codes, v' = scale codes. The score of an item is estimated as
 c u'.v' + b, where c = 1 and b = 0 for `dot` and `cosine`, and c = 2 and b = -|u|^2 - |v|^2 for `l2`. The estimate of a
 group is that of its best item. No score differs from its estimate by more than
@@ -30,7 +31,7 @@ PACK_CHUNK = 2**16  # rows rounded at a time, in float64
 # One warp keeps the products of 64 queries and 32 items in 64 registers of a thread. Several warps would divide the
 # items of a group among them.
 FILTER_SIZES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 1}
-BLOCK_M, BLOCK_N = FILTER_SIZES["BLOCK_M"], FILTER_SIZES["BLOCK_N"]
+BLOCK_M = FILTER_SIZES["BLOCK_M"]
 RESIDENT = 128  # factors up to which a block of queries stays in registers
 PADDING = 16 * GROUP  # N' is a multiple of this: Triton compiles other code for strides that 16 does not divide
 TILES = 16  # tiles of BLOCK_N items for which a program keeps its queries
@@ -186,18 +187,21 @@ def multiplies_bytes(device: torch.device) -> bool:
 def filter_sizes(d: int, floats: bool = False) -> dict[str, int]:
     """Return the compile-time arguments of `_filter_kernel` and its number of warps."""
     D = padded_factors(d)
-    sizes = {"BLOCK_D": D if D <= RESIDENT else 64, **FILTER_SIZES}
+    sizes = {"BLOCK_D": D, **FILTER_SIZES}
     if floats:  # a product without tensor cores holds its factors in registers
         sizes |= {"BLOCK_D": 16, "num_warps": 8}
+    elif D > RESIDENT:  # a thread would spill the addresses of the factors of 64 queries
+        sizes |= {"BLOCK_D": 64, "BLOCK_M": 32}
     return {"FLOATS": floats, "D": D, "GROUP": GROUP, "PANEL": PANEL, "TILES": TILES, **sizes}
 
 
 def estimate_groups(queries: ByteRows, items: ItemLayout, score: Score, estimates: Tensor) -> None:
     """Write the estimates of all groups to `estimates` [m, N' / GROUP]."""
     m, n_items = len(queries.codes), len(items.bias)
+    sizes = filter_sizes(items.rows.shape[1], floats=not multiplies_bytes(estimates.device))
     launch(
         _filter_kernel,
-        (triton.cdiv(m, BLOCK_M), triton.cdiv(n_items, TILES * BLOCK_N)),
+        (triton.cdiv(m, sizes["BLOCK_M"]), triton.cdiv(n_items, TILES * sizes["BLOCK_N"])),
         queries.codes,
         queries.scale,
         queries.norm,
@@ -208,5 +212,5 @@ def estimate_groups(queries: ByteRows, items: ItemLayout, score: Score, estimate
         m=m,
         n_items=n_items,
         L2=score == "l2",
-        **filter_sizes(items.rows.shape[1], floats=not multiplies_bytes(estimates.device)),
+        **sizes,
     )

@@ -30,7 +30,7 @@ from torch import Tensor
 from drm_triton.kernels.checks import check_lists
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.groups import BLOCK_LISTS, groups_of, kept_shared, tile_of_lists
-from drm_triton.kernels.gpu.launch import launch
+from drm_triton.kernels.gpu.launch import launch, register_limit
 from drm_triton.kernels.gpu.losses import finish
 from drm_triton.kernels.gpu.rounding import widened
 from drm_triton.kernels.gpu.softsort import above_sums, nan_or_zero, soft_topk, soft_topk_gradient, sort_lists
@@ -39,22 +39,37 @@ from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import rank_weights, training_rank_weights
 from drm_triton.names import LOSSES
 
-# Without tensor cores, a thread holds the factors of its rows and columns of a product: BLOCK_FACTORS of each.
-SCORES_SIZES = {"BLOCK_LISTS": BLOCK_LISTS, "BLOCK_N": 16, "BLOCK_FACTORS": 16, "BLOCK_D": 64, "num_warps": 1}
+# Numbers of float64 take two registers each. So tiles have half as many of them: otherwise threads would spill.
 
 
-def user_gradient_sizes(d: int) -> dict[str, int]:
-    """Return tile sizes and warps of `_user_gradient_kernel` for d factors."""
-    block_d = max(16, min(64, triton.next_power_of_2(d)))
+def scores_sizes(dtype: torch.dtype) -> dict[str, int]:
+    """Return tile sizes and warps of `_scores_kernel` for scores of a type.
+
+    Without tensor cores, a thread holds the factors of its rows and columns of a product: BLOCK_FACTORS of each.
+    """
+    block_d = 256 // dtype.itemsize
+    return {"BLOCK_LISTS": BLOCK_LISTS, "BLOCK_N": 16, "BLOCK_FACTORS": 16, "BLOCK_D": block_d, "num_warps": 1}
+
+
+def user_gradient_sizes(d: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return tile sizes and warps of `_user_gradient_kernel` for d factors of a type."""
+    block_d = max(16, min(256 // dtype.itemsize, triton.next_power_of_2(d)))
     return {"BLOCK_LISTS": BLOCK_LISTS, "BLOCK_N": 16, "BLOCK_D": block_d, "num_warps": 4}
 
 
-def losses_sizes(n: int) -> dict[str, int]:
-    """Return tile sizes and warps of `_losses_kernel`. A long list is a program, with at least 4 items per thread."""
+def losses_sizes(n: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return tile sizes and warps of `_losses_kernel`. A long list is a program, with at least 4 items per thread.
+
+    Each thread holds sums of all lists of its program. With all losses, it would spill those of 8 short lists.
+    """
     if n <= softsort.MAX_ITEMS:
-        return softsort.softsort_sizes(n)
+        sizes = softsort.softsort_sizes(n)
+        lists = sizes["BLOCK_LISTS"] // (2 if sizes["BLOCK_N"] <= 32 else 1)
+        return sizes | {"BLOCK_LISTS": max(1, lists * 4 // dtype.itemsize)}
     block_n = triton.next_power_of_2(n)
-    return {"BLOCK_LISTS": 1, "BLOCK_N": block_n, "num_warps": max(1, min(16, block_n // 128))}
+    num_warps = max(1, min(16, block_n // 128))
+    registers = min(255, 2048 // num_warps)  # a multiprocessor has 2048 for each lane
+    return {"BLOCK_LISTS": 1, "BLOCK_N": block_n, "num_warps": num_warps, **register_limit(registers)}
 
 
 # Reading the values of users and items would make the host wait for the device. So the kernels check the ids. The row
@@ -292,10 +307,11 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     flags = {"L2": objective.score == "l2", "SHARED": groups.sizes["eta"] > 0}
     sizes: dict[str, Any] = {"n_users": len(U), "n_items": len(V), "n": n, "d": d, **groups.sizes, **flags}
 
-    blocks_of_n = triton.cdiv(n, SCORES_SIZES["BLOCK_N"])
-    launch(_scores_kernel, (groups.n_tiles, blocks_of_n), *tables, s, **sizes, **SCORES_SIZES)
+    blocks = scores_sizes(dtype)
+    blocks_of_n = triton.cdiv(n, blocks["BLOCK_N"])
+    launch(_scores_kernel, (groups.n_tiles, blocks_of_n), *tables, s, **sizes, **blocks)
     g = compute_losses(s, losses, objective, len(V))
-    blocks = user_gradient_sizes(d)
+    blocks = user_gradient_sizes(d, dtype)
     blocks_of_d = triton.cdiv(d, blocks["BLOCK_D"])
     launch(_user_gradient_kernel, (groups.n_tiles, blocks_of_d), *tables, g, user_grad, **sizes, **blocks)
     return ListGradients._make([s, *losses, g, user_grad])
@@ -314,7 +330,7 @@ def compute_losses(s: Tensor, losses: Tensor, objective: Objective, n_items: int
         drm, g = softsort_tiled.drm_lists(
             s, y, rank_weights(s, y, objective.K, objective.weight, mask), objective.tau, mask
         )
-    sizes = losses_sizes(n)
+    sizes = losses_sizes(n, s.dtype)
     launch(
         _losses_kernel,
         (triton.cdiv(B, sizes["BLOCK_LISTS"]),),

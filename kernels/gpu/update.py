@@ -171,11 +171,12 @@ def merge_terms(terms: GradientTerms, shared: SharedNegatives, rows: Tensor, sum
 def fold_sizes(d: int) -> dict[str, int]:
     """Return tile sizes and warps of `_fold_kernel` for d factors: CHUNK rows, 32 floats per thread."""
     block_d = triton.next_power_of_2(d)
-    return {"BLOCK_D": block_d, "BLOCK_CHUNKS": 16, "num_warps": max(1, min(8, block_d // 64))}
+    num_warps = max(1, min(8, block_d // 64))
+    return {"BLOCK_D": block_d, "BLOCK_CHUNKS": 16, "num_warps": num_warps, **register_limit(255)}
 
 
-def step_sizes(d: int, rounds: bool = False) -> dict[str, int]:
-    """Return tile sizes and warps of `_step_kernel` for d factors: up to 8 rows, 16 floats per thread.
+def step_sizes(d: int, dtype: torch.dtype, rounds: bool = False) -> dict[str, int]:
+    """Return tile sizes and warps of `_step_kernel` for d factors: up to 8 rows, 16 floats or 8 doubles per thread.
 
     Most rows have one or two entries. The addresses and sums of 8 rows cost little more than those of one. A thread
     uses up to 168 registers.
@@ -183,7 +184,7 @@ def step_sizes(d: int, rounds: bool = False) -> dict[str, int]:
     block_d = max(triton.next_power_of_2(d), GROUP.value if rounds else 1)
     return {
         "BLOCK_D": block_d,
-        "BLOCK_ROWS": max(1, min(8, 512 // block_d)),
+        "BLOCK_ROWS": max(1, min(8, 2048 // (block_d * dtype.itemsize))),
         "num_warps": max(1, min(8, block_d // 512)),
         **register_limit(168),
     }
@@ -386,7 +387,7 @@ def update_rows(
         grid = (triton.cdiv(n_entries, CHUNK.value * blocks["BLOCK_CHUNKS"]),)
         launch(_fold_kernel, grid, order, order_rows, counts, ends, numbers, *summands, **sizes, **blocks)
     lr = _on_device(lr, torch.float64, table.device)
-    blocks = step_sizes(d, rounding is not None)
+    blocks = step_sizes(d, state.dtype, rounding is not None)
     launch(
         _step_kernel,
         (triton.cdiv(n_rows if dense is not None else min(n_rows, n_entries), blocks["BLOCK_ROWS"]),),

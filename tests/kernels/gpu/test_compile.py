@@ -16,35 +16,40 @@ SURVEY = """
 import json, sys
 from drm_triton.bench.gpu_static import GPUS, code_of, launches
 rows = []
-for name, case, launch in launches(quick=True).values():
+for name, case, launch in launches(quick=sys.argv[1] == "quick").values():
     for gpu in GPUS:
-        if str(gpu.arch) in sys.argv[1:]:
-            code = code_of(launch, gpu)
-            rows.append([launch.kernel.__name__, str(gpu.arch), code.num_warps, code.spilled, code.shared, code.ttir])
+        if str(gpu.arch) in sys.argv[2:]:
+            code, kernel = code_of(launch, gpu), launch.kernel.__name__
+            rows.append([kernel, f"{name} ({case})", str(gpu.arch), code.spilled, code.shared, code.ttir])
 print(json.dumps(rows))
 """
 USUAL = ("75", "90", "gfx942")  # the others take minutes
 LIMITS = {str(each.arch): each.shared_block for each in GPUS}
+OTHERS = tuple(arch for arch in LIMITS if arch not in USUAL)
 
 
 @pytest.fixture(
     scope="module",
-    params=[USUAL, pytest.param([arch for arch in LIMITS if arch not in USUAL], marks=pytest.mark.gpu_static)],
-    ids=["usual", "others"],
+    params=[
+        ("quick", *USUAL),
+        pytest.param(("quick", *OTHERS), marks=pytest.mark.gpu_static),
+        pytest.param(("all", *USUAL), marks=pytest.mark.gpu_static),
+    ],
+    ids=["usual", "others", "all launches"],
 )
 def survey(request: pytest.FixtureRequest) -> list[list[Any]]:
-    """Compile every kernel for some GPUs."""
+    """Compile every kernel for some GPUs, with one launch per operation and type, or with all of `bench.gpu_static`."""
     run = run_python("-c", SURVEY, *request.param, TRITON_INTERPRET=None)
     assert run.returncode == 0, run.stderr
     rows: list[list[Any]] = json.loads(run.stdout)
-    assert {arch for _, arch, *_ in rows} == set(request.param)
+    assert {arch for _, _, arch, *_ in rows} == set(request.param[1:])
     return rows
 
 
 def test_every_kernel_compiles_without_spills(survey: list[list[Any]]) -> None:
-    for name, arch, _, spilled, shared, _ in survey:
-        assert spilled == 0, f"{name} on {arch} spills {spilled} bytes"
-        assert shared <= LIMITS[arch], f"{name} on {arch} needs {shared} bytes of shared memory"
+    for name, case, arch, spilled, shared, _ in survey:
+        assert spilled == 0, f"{name} of {case} on {arch} spills {spilled} bytes"
+        assert shared <= LIMITS[arch], f"{name} of {case} on {arch} needs {shared} bytes of shared memory"
     assert {name for name, *_ in survey} == triton_kernels()
 
 
