@@ -11,10 +11,12 @@ All programs have the same threads, data and settings, and take turns; a result 
 - pairs: warp against LightFM, and bpr against implicit, for the same number of epochs.
 - ease: against the Cholesky inverse of the same matrix alone, on sets with at least half as many users as items.
 
-The table is results/models.md.
+Each result is a line of results/models.jsonl, in place of an earlier one of the same race. The table is
+results/models.md.
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -36,6 +38,7 @@ from drm_triton.recommender import Recommender
 GOALS = {"wmf": 1.0, "ials": 1.0, "slim": 5.0, "slim, irspack": 1.0, "warp": 2.0, "bpr": 1.0, "ease": 1 / 1.2}
 ALPHA, RIDGE = 10.0, 0.03
 L1, L2 = 1.0, 10.0
+ROWS = RESULTS / "models.jsonl"
 COLUMNS = 60  # of the sample for scikit-learn
 EPOCHS = 3  # of warp and bpr in a turn
 
@@ -228,16 +231,6 @@ def main() -> None:
     for d in (64, 128):
         races[f"als, d = {d}"] = lambda train, d=d: race_als(train, args.rounds, d)  # type: ignore[misc]
         races[f"pairs, d = {d}"] = lambda train, d=d: race_pairs(train, args.rounds, d)  # type: ignore[misc]
-    found = environment()
-    lines = [
-        "# Speed of the models",
-        "",
-        "Times as fast as the rival; `python -m bench.models` says what is compared. "
-        f"{found['processor']}, {found['threads']} threads, {found['date'][:10]}, medians of {args.rounds} rounds.",
-        "",
-        "| model | set | setting | ours, s | rival, s | times as fast | wanted |",
-        "|---|---|---|---|---|---|---|",
-    ]
     for name in args.sets.split(","):
         train = prepared(name, args.data)
         for title, race in races.items():
@@ -246,11 +239,37 @@ def main() -> None:
             if title == "ease" and 2 * train.shape[0] < train.shape[1]:
                 continue  # EASE then inverts a smaller matrix than that of the items
             for model, (mine, theirs) in race(train).items():
-                setting = title.partition(", ")[2]
-                cells = [model, name, setting, f"{mine:.2f}", f"{theirs:.2f}", f"{theirs / mine:.2f}"]
-                lines.append(f"| {' | '.join([*cells, f'{GOALS[model]:.2f}'])} |")
-                print(lines[-1], flush=True)
-                (RESULTS / "models.md").write_text("\n".join([*lines, ""]))
+                record(model, name, title.partition(", ")[2], mine, theirs, args.rounds)
+
+
+def record(model: str, name: str, setting: str, mine: float, theirs: float, rounds: int) -> None:
+    """Store a result in place of an earlier one of the same race, and write the table."""
+    found = environment()
+    row = {"model": model, "set": name, "setting": setting, "ours": mine, "rival": theirs, "rounds": rounds}
+    row |= {"processor": found["processor"], "threads": found["threads"], "date": found["date"][:10]}
+    print(json.dumps(row), flush=True)
+    before = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+    rows = {(one["model"], one["set"], one["setting"]): one for one in [*before, row]}
+    ROWS.write_text("".join(json.dumps(one) + "\n" for one in rows.values()))
+    (RESULTS / "models.md").write_text(table(list(rows.values())))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the results as Markdown."""
+    lines = [
+        "# Speed of the models",
+        "",
+        "Times as fast as the rival, by medians of seconds; `python -m bench.models` says what is compared.",
+        "",
+        "| model | set | setting | ours, s | rival, s | times as fast | wanted | rounds | machine |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        figures = [f"{row['ours']:.2f}", f"{row['rival']:.2f}", f"{row['rival'] / row['ours']:.2f}"]
+        machine = f"{row['processor']}, {row['threads']} threads, {row['date']}"
+        cells = [row["model"], row["set"], row["setting"], *figures, f"{GOALS[row['model']]:.2f}", f"{row['rounds']}"]
+        lines.append(f"| {' | '.join([*cells, machine])} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
