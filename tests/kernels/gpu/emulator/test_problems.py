@@ -70,7 +70,9 @@ def test_a_counter_is_used_otherwise_in_the_launch_that_counts() -> None:
     emulate(lambda: [count_kernel[(3,)](count, out, THEN="")][:0], seeds=[0])
     assert count.tolist() == [3]
     message = fails(lambda: count_kernel[(1,)](count, out, THEN="load"))
-    assert "read of count_ptr in a launch with atomic additions to it" in message
+    # Triton 3.7 puts the read before the addition, and later versions after it.
+    found = "read of count_ptr in a launch with atomic additions", "addition to count_ptr that the launch also reads"
+    assert any(text in message for text in found)
     assert "write to count_ptr in a launch with" in fails(lambda: count_kernel[(1,)](count, out, THEN="store"))
 
 
