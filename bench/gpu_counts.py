@@ -97,7 +97,8 @@ def table(counts: dict[str, dict[str, float]], versions: str) -> str:
     lines = [
         f"Counts by the emulator for sm_90 ({versions}), per list or per query of `top_k`. Lists have n = {N},",
         f"d = {D}, in groups of {SHARE}; {LISTS} lists were run. `top_k` finds the best {K} of {SKETCHFAB[1]:,} items.",
-        "Command: `python -m bench.gpu_counts`.",
+        "Its bytes touched are computed from the sizes, because few of its queries are run. Command: `python -m",
+        "bench.gpu_counts`.",
         "",
         "| operation | warp instructions | bytes requested | bytes touched |",
         "|---|---|---|---|",
