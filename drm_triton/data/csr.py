@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ class CSR:
         indptr = np.zeros(shape[0] + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
         return cls(indptr, columns.astype(np.int32, copy=False), shape, weights)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[NDArray[np.int32]], n_columns: int) -> CSR:
+        """Build a matrix from the columns of each row, int32 and ascending; there must be a row."""
+        return cls(np.cumsum([0, *map(len, rows)]), np.concatenate(rows), (len(rows), n_columns))
 
     @classmethod
     def from_keys(

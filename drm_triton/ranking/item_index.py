@@ -98,7 +98,7 @@ class ItemIndex:
 
     def stack(self, queries: Sequence[NDArray[np.int32]]) -> CSR:
         """Return the queries of a search from those of single users: the codes of their items, ascending."""
-        return CSR(np.cumsum([0, *map(len, queries)]), np.concatenate(queries), (len(queries), self.n_items))
+        return CSR.from_rows(queries, self.n_items)
 
     def search(
         self, queries: CSR, k: int, excluded: CSR | None = None

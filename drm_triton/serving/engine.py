@@ -100,18 +100,13 @@ def search_batch(index: Index, requests: list[TopKRequest]) -> list[TopKResult]:
     """Answer requests with one search; it looks for the largest k, and each result is cut to its own k."""
     k = min(max(request.k for request in requests), len(index))
     queries: Any = index.stack([request.query for request in requests])
-    codes, scores = index.search(queries, k, stack_rows([request.excluded for request in requests], len(index)))
+    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], len(index)))
     results = []
     for request, row, row_scores in zip(requests, codes.tolist(), scores.tolist(), strict=True):
         n_found = row.index(-1) if row[-1] == -1 else k
         size = min(n_found, request.k)
         results.append(TopKResult(row[:size], row_scores[:size]))
     return results
-
-
-def stack_rows(rows: Sequence[ItemCodes], n_columns: int) -> CSR:
-    """Return a CSR matrix with these rows."""
-    return CSR(np.cumsum([0, *map(len, rows)]), np.concatenate(rows), (len(rows), n_columns))
 
 
 def row_of(queries: Any, number: int) -> Any:
@@ -140,7 +135,7 @@ class Engine:
         self.user_queries = model.queries(np.arange(data.n_users))
 
         def fold_in_batch(histories: list[ItemCodes]) -> Sequence[Any]:
-            queries = model.new_queries(stack_rows(histories, data.n_items))
+            queries = model.new_queries(CSR.from_rows(histories, data.n_items))
             return [row_of(queries, number) for number in range(len(histories))]
 
         # Compile the kernels before the first request.
