@@ -100,6 +100,14 @@ class Recommender(ABC, Generic[C]):
         """Return the queries of users of the training data, given by their codes [m]."""
 
     @abstractmethod
+    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> Queries:
+        """Return the queries of users of the data set, given by their codes [m] and all their items, CSR [m, N].
+
+        It differs from `queries` for users all of whose interactions were held out of the training. The model has
+        learned nothing about them, so they are treated as new users who liked these items.
+        """
+
+    @abstractmethod
     def new_queries(self, liked: CSR) -> Queries:
         """Return the queries of new users from the items they liked, CSR [m, N]."""
 
@@ -176,7 +184,7 @@ class Recommender(ABC, Generic[C]):
             keeper.draw_curves()
             return self._become(type(self).load(keeper.path))
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
-        self._interactions = interactions_only(dataset, fit)
+        self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
         return self
 
     def backend(self) -> tuple[Backend, torch.device]:
@@ -194,7 +202,7 @@ class Recommender(ABC, Generic[C]):
 
     @property
     def interactions(self) -> Dataset:
-        """The interactions that the model was fitted on, as the `train` part, and the external ids."""
+        """The interactions that the model was fitted on, as the `train` part, those held out, and the external ids."""
         assert self.tensors is not None
         assert self._interactions is not None
         return self._interactions
@@ -224,18 +232,18 @@ class Recommender(ABC, Generic[C]):
         Parameters
         ----------
         users : sequence of ids, optional
-            Users to recommend to. Default: all users with interactions in the training data.
+            Users to recommend to. Default: all users with interactions.
         k : int, default 10
             Number of items per user.
         exclude_seen : bool, default True
-            Leave out items that the user has interacted with.
+            Leave out items that the user has, also those that were held out of the training.
         only : sequence of ids, optional
             Items to choose from. Default: all items.
         without : sequence of ids, optional
             Items to leave out.
         unknown : {"error", "skip", "popular"}, default "error"
-            Handling of users without interactions in the training data: raise an error, skip them with a warning, or
-            recommend the most popular items to them, with score null.
+            Handling of users without interactions: raise an error, skip them with a warning, or recommend the most
+            popular items to them, with score null.
 
         Returns
         -------
@@ -298,7 +306,7 @@ class Recommender(ABC, Generic[C]):
             raise InputError("recommend_blocks: give `users` or `histories`, not both")
         data = self.interactions
         if histories is None:
-            targets = known_users(users, data, self.queries, unknown)
+            targets = known_users(users, data, self.queries_of_owners, unknown)
         else:
             targets = new_users(histories, data, self.new_queries, unknown)
         index = self.index(candidate_items(data, only, without))
@@ -459,6 +467,14 @@ class FactorRecommender(Recommender[C]):
         U = self.user_factors
         return U[to_device(torch.from_numpy(users), U.device)]
 
+    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> Tensor:
+        """Return the vectors of users of the data set, folded in if the model has learned nothing about them."""
+        queries = self.queries(users)
+        new = np.flatnonzero(self.interactions.train.degrees()[users] == 0)
+        if len(new):
+            queries[to_device(torch.from_numpy(new), queries.device)] = self.new_queries(owned.take(new))
+        return queries
+
     def new_queries(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
         return self.fold_in_items(liked)
@@ -502,7 +518,8 @@ class FactorRecommender(Recommender[C]):
         codes = data.encode_users(users)
         trained = data.train.degrees() > 0
         if not trained[codes].all():
-            reason = describe_users_without_interactions(data.user_ids[codes[~trained[codes]]])
+            users = data.user_ids[codes[~trained[codes]]]
+            reason = describe_users_without_interactions(users, "the training data")
             raise InputError(f"{reason}, so the model cannot compare them; give other users")
         index, queries = self._similarity(self.user_factors, codes, np.flatnonzero(trained))
         return similar_frame("user", codes, data.user_ids, index, queries, k)
@@ -536,6 +553,12 @@ class ItemRecommender(Recommender[C]):
     def queries(self, users: NDArray[np.int64]) -> CSR:
         """Return the items of users of the training data, given by their codes [m]: CSR [m, N]."""
         return self.interactions.train.take(users)
+
+    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> CSR:
+        """Return the training items of users, or all their items if none of them is a training item."""
+        train = self.interactions.train.take(users)
+        rows = zip(train.degrees(), range(len(users)), strict=True)
+        return CSR.from_rows([train.row(r) if n else owned.row(r) for n, r in rows], train.shape[1])
 
     def new_queries(self, liked: CSR) -> CSR:
         """Return the items of new users."""

@@ -22,12 +22,13 @@ def main(run: str, users: list[str] | None, k: int) -> list[str]:
     names = known.item_ids if known.item_titles is None else known.item_titles.fill_null("(no title)")
     if users is None:
         users = known.user_ids[_median_users(known.train.degrees())].to_list()
-    lines = []
+    rank, lines = model.ranker(), []
     for user, code in zip(users, known.encode_users(users), strict=True):
         history, held_out = known.train.row(code), set(data.test.row(code).tolist())
-        best = known.encode_items(model.recommend([user], k)["item"])
+        row = np.array([code])
+        best = rank(row, known.train.take(row), k)[0]  # `recommend` would leave out the test items
         left = [str(names[int(item)]) for item in _evenly_spaced(history, k)]
-        right = [("✓ " if int(item) in held_out else "  ") + str(names[int(item)]) for item in best]
+        right = [("✓ " if int(item) in held_out else "  ") + str(names[int(item)]) for item in best if item >= 0]
         width = max(map(len, left), default=0) + 4
         lines += ["", f"user {user}", f"  {f'has {len(history)} items, for example':<{width}}recommended"]
         left += [""] * (len(right) - len(left))

@@ -75,6 +75,15 @@ class Dataset:
         """The number of interactions in all three parts of the split."""
         return self.train.nnz + self.valid.nnz + self.test.nnz
 
+    @cached_property
+    def owned(self) -> CSR:
+        """All interactions, of every part and without weights: the items that each user has."""
+        owned = self.train.unweighted()
+        for part in (self.valid, self.test):
+            if part.nnz:
+                owned = owned.union(part.unweighted())
+        return owned
+
     @property
     def weighted(self) -> bool:
         """Whether the interactions have weights."""

@@ -61,19 +61,19 @@ class TargetUsers:
 
 
 def known_users(
-    users: Any, data: Dataset, queries: Callable[[NDArray[np.int64]], Queries], unknown: Unknown
+    users: Any, data: Dataset, queries: Callable[[NDArray[np.int64], CSR], Queries], unknown: Unknown
 ) -> TargetUsers:
-    """Select users of the training data.
+    """Select users of the data set.
 
     Parameters
     ----------
     users : external ids; None for all users with interactions
-    data : training data of the model
-    queries : maps codes of users [b] to their queries
+    data : data set of the model
+    queries : maps codes of users [b] and all their items, CSR [b, N], to their queries
     unknown : handling of ids that `find_users` does not find
     """
     ids, codes = find_users(users, data, unknown)
-    return TargetUsers(ids, codes, data.train, lambda rows, _: queries(rows))
+    return TargetUsers(ids, codes, data.owned, queries)
 
 
 def new_users(histories: Any, data: Dataset, queries: Callable[[CSR], Queries], unknown: Unknown) -> TargetUsers:
@@ -93,8 +93,8 @@ def new_users(histories: Any, data: Dataset, queries: Callable[[CSR], Queries], 
 def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, NDArray[np.int64]]:
     """Return external ids and codes of users, with code -1 for those who get the most popular items.
 
-    A user without interactions in the training data has an id, but nothing was learned about this user. Such users
-    are treated as unknown. When all users are selected (`users` is None), they are skipped with a warning instead of
+    A user without interactions, held-out ones included, has an id, but nothing is known about this user. Such users are
+    treated as unknown. When all users are selected (`users` is None), they are skipped with a warning instead of
     raising an error.
     """
     check_unknown(unknown)
@@ -102,26 +102,26 @@ def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, 
     codes = np.arange(data.n_users) if users is None else lookup(ids, data.user_ids).astype(np.int64)
     known = codes >= 0
     without_interactions = known.copy()
-    without_interactions[known] = data.train.degrees()[codes[known]] == 0
-    trained = known & ~without_interactions
-    if unknown == "popular" and not trained.all():
+    without_interactions[known] = data.owned.degrees()[codes[known]] == 0
+    found = known & ~without_interactions
+    if unknown == "popular" and not found.all():
         typed_ids = ids.cast(data.user_ids.dtype, strict=False)
-        return (ids.cast(pl.String) if typed_ids.null_count() else typed_ids), np.where(trained, codes, -1)
+        return (ids.cast(pl.String) if typed_ids.null_count() else typed_ids), np.where(found, codes, -1)
     if not known.all():
         _raise_or_warn(ids.filter(~known), len(ids), data.user_ids, "user", unknown)
     if without_interactions.any():
-        reason = describe_users_without_interactions(ids.filter(without_interactions))
+        reason = describe_users_without_interactions(ids.filter(without_interactions), "the data set")
         if unknown == "error" and users is not None:
-            raise InputError(f"{reason}, so the model has not learned their taste; {_alternatives('user')}")
+            raise InputError(f"{reason}, so nothing is known about their taste; {_alternatives('user')}")
         _warn(f"skipped {without_interactions.sum():,} of {len(ids):,} users: {reason}")
-    return data.user_ids[codes[trained]], codes[trained]
+    return data.user_ids[codes[found]], codes[found]
 
 
-def describe_users_without_interactions(users: pl.Series) -> str:
-    """Return the clause of a message that names users without training interactions."""
+def describe_users_without_interactions(users: pl.Series, where: str) -> str:
+    """Return the clause of a message that names users without interactions in a place."""
     users = users.unique(maintain_order=True)
     one = len(users) == 1
-    return f"user{'' if one else 's'} {named(users)} {'has' if one else 'have'} no interactions in the training data"
+    return f"user{'' if one else 's'} {named(users)} {'has' if one else 'have'} no interactions in {where}"
 
 
 def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") -> tuple[pl.Series, CSR]:

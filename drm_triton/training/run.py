@@ -46,7 +46,7 @@ class Run:
         """Create a run directory. A directory that is not empty is refused."""
         path = new_directory(path)
         with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
-            interactions_only(dataset, fit).save(folder / "last" / "data")
+            interactions_only(dataset, fit, config.fit_parts).save(folder / "last" / "data")
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
             atomic.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
@@ -110,10 +110,16 @@ class Run:
         atomic.write_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
 
 
-def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:
-    """Return a data set with the interactions that a model was fit on, without weights, and the ids of the original."""
-    empty = CSR.empty(fit.shape)
-    return Dataset(fit.unweighted(), empty, empty, dataset.users, dataset.items, {"source": "model"})
+def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("train",)) -> Dataset:
+    """Return the data set that a model keeps: without weights, and with the ids of the original.
+
+    Its `train` part is what the model was fit on. The parts that it was not fit on stay, because a user has these items
+    too, so they are never recommended.
+    """
+    valid, test = (
+        CSR.empty(fit.shape) if name in fit_parts else getattr(dataset, name).unweighted() for name in ("valid", "test")
+    )
+    return Dataset(fit.unweighted(), valid, test, dataset.users, dataset.items, {"source": "model"})
 
 
 def new_directory(path: str | Path) -> Path:

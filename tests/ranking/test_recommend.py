@@ -1,6 +1,7 @@
 """Recommendations and similarity as frames: which items, in which order, and ids that the model does not know."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import coo_matrix
 
 from drm_triton import DRM, Dataset
 from drm_triton.errors import InputError
 from drm_triton.kernels import get_backend
+from drm_triton.models import EASE
 from drm_triton.ranking.topk import TopKIndex
 from tests.ranking.conftest import LikedItems
 
@@ -124,12 +127,34 @@ def test_unknown_users(model: DRM) -> None:
     assert set(frame["item"]) == set(allowed[1:])
 
 
+@pytest.mark.parametrize("kind", [DRM, EASE])
+def test_what_a_user_has_is_never_recommended_whatever_part_it_is_in(kind: Any, tmp_path: Path) -> None:
+    parts = [([0, 1, 0], [0, 2, 3]), ([0, 1, 1], [1, 3, 4]), ([0, 2], [2, 0])]  # user 2 has held-out items only
+    matrices = [coo_matrix((np.ones(len(u)), (u, i)), (3, 9)).tocsr() for u, i in parts]
+    data = Dataset.from_csr(*matrices, user_ids=["ann", "bob", "cy"])
+    options = {"factors": 4, "epochs": 2} if kind is DRM else {}
+    model = kind(**options).fit(data)
+    for fitted in (model, kind(**options).fit(data, run=tmp_path / "run"), kind.load(tmp_path / "run")):
+        frame = fitted.recommend(k=9)
+        for code, user in enumerate(data.user_ids):
+            owned = {int(i) for part in matrices for i in part[code].indices}
+            assert set(frame.filter(user=user)["item"]) == set(range(9)) - owned
+    # a user with held-out items only is folded in from them
+    expected = model.recommend_from({"cy": [0]}, k=9)
+    assert model.recommend(["cy"], k=9).equals(expected)
+    mixed = model.recommend(["ann", "cy"], k=9)
+    assert mixed.filter(user="cy").equals(expected)
+    # after a training on everything, nothing is held out
+    final = kind(**options, fit_on="all").fit(data)
+    assert final.interactions.train.nnz == final.interactions.owned.nnz == data.n_interactions
+
+
 def test_users_without_interactions_are_unknown() -> None:
     lists = [[0, 1, 2], [], [1, 2, 3], [], [0, 3]]  # of users 10, 11, ...
     indptr = np.cumsum([0, *map(len, lists)])
     data = Dataset.from_csr((indptr, np.concatenate(lists).astype(np.int64)), user_ids=[10, 11, 12, 13, 14])
     model = DRM(factors=2, epochs=1).fit(data)
-    with pytest.raises(InputError, match=r"user 11 has no interactions in the training data.*`unknown=\"skip\"`"):
+    with pytest.raises(InputError, match=r"user 11 has no interactions in the data set.*`unknown=\"skip\"`"):
         model.recommend([10, 11])
     with pytest.raises(InputError, match="unknown user id: 9"):
         model.recommend([9, 11])
