@@ -19,6 +19,7 @@ from drm_triton.cli.info import info
 from drm_triton.cli.messages import print_error, print_warning, select_command
 from drm_triton.cli.prepare import prepare
 from drm_triton.cli.recommend import recommend
+from drm_triton.cli.refit import refit
 from drm_triton.cli.report import report
 from drm_triton.cli.reproduce import reproduce
 from drm_triton.cli.serve import serve
@@ -59,6 +60,7 @@ app.command()(train)
 app.command()(tune)
 app.command()(evaluate)
 app.command()(compare)
+app.command()(refit)
 app.command()(recommend)
 app.command()(similar)
 app.command()(report)

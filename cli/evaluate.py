@@ -108,10 +108,12 @@ def evaluate(
         ids = data.user_ids[result.per_user["user"]]
         atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
     if not as_json:
-        _print_table(result.means, popularity, cut_offs, len(result.per_user))
+        _print_table(result.means, popularity, cut_offs)
+        print(*describe_users(len(result.per_user), data.n_users, result.left_out), sep="\n")
         if published and K in cut_offs:
             _print_leaderboard(result.means, published)
-    report: dict[str, Any] = {**result.means, "users": len(result.per_user), "popularity": popularity}
+    report: dict[str, Any] = {**result.means, "users": len(result.per_user), "left_out": result.left_out}
+    report["popularity"] = popularity
     if published:
         report["published"] = [row.to_dict() for row in published]
     if by_activity:
@@ -128,11 +130,27 @@ def evaluate(
         print(json.dumps(report))
 
 
-def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list[int], users: int) -> None:
+def describe_users(measured: int, total: int, left_out: dict[str, int]) -> list[str]:
+    """Return lines that say how many users were measured, and why others were left out.
+
+    Examples
+    --------
+    >>> describe_users(93, 100, {"without held-out items": 7})
+    ['means over 93 of 100 users; left out:', '  7 without held-out items']
+    """
+    if not left_out:
+        return [f"means over all {total:,} users"]
+    return [
+        f"means over {measured:,} of {total:,} users; left out:",
+        *(f"  {count:,} {reason}" for reason, count in left_out.items()),
+    ]
+
+
+def _print_table(means: dict[str, float], popularity: dict[str, float], ks: list[int]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=f"mean over {users:,} users")
+    table = Table()
     table.add_column("metric")
     table.add_column("model", justify="right")
     table.add_column("popularity", justify="right")

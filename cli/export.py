@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.output import note_if_held_out
 from drm_triton.names import ExportFormat
 
 
@@ -42,7 +43,9 @@ def export(
     from drm_triton.export import export as write
     from drm_triton.models import load
 
-    manifest = write(load(run), directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
+    model = load(run)
+    note_if_held_out(model, run)
+    manifest = write(model, directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
     recall = {name: value for name, value in manifest.items() if name.startswith("recall@")}
     if as_json:
         print(json.dumps(manifest, ensure_ascii=False))

@@ -1,10 +1,11 @@
 """How `recommend` and `similar` write recommendations: block by block, to stdout or to a file that appears complete."""
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from drm_triton.data.dataset import Dataset
+    from drm_triton.recommender import Recommender
 
 OutputFormat = Literal["table", "json", "jsonl", "csv", "parquet"]
 FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
@@ -126,3 +128,15 @@ TO_TEXT: dict[OutputFormat, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]]
     "jsonl": _jsonl,
     "csv": _csv,
 }
+
+
+def note_if_held_out(model: "Recommender[Any]", run: Path) -> None:
+    """Print a note on stderr if the model has not learned from all interactions, with the command that does."""
+    data = model.interactions
+    if data.train.nnz < data.n_interactions:
+        share = data.train.nnz / data.n_interactions
+        print(
+            f"note: {run} has learned from {share:.0%} of the interactions; the others are held out.\n"
+            f"      {shlex.join(['drm-triton', 'refit', str(run)])} trains the final model on all of them",
+            file=sys.stderr,
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.output import FormatOption, OutOption, check_output, with_titles, write
+from drm_triton.cli.output import FormatOption, OutOption, check_output, note_if_held_out, with_titles, write
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 
@@ -24,7 +24,7 @@ def recommend(
         typer.Option("--user", "-u", help="Id of a user. May be repeated.", show_default=False),
     ] = None,
     users: Annotated[Path | None, typer.Option(help="File with one user id per line.", show_default=False)] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Recommend for all users of the training data.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Recommend for all users of the data set.")] = False,
     liked: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,6 +89,7 @@ def recommend(
     selection["only"] = None if only is None else read_ids(only)
     selection["without"] = None if without is None else read_ids(without)
     model = load(run)
+    note_if_held_out(model, run)
     blocks = model.recommend_blocks(k=k, exclude_seen=exclude_seen, unknown=unknown, **selection)
     n_rows = 0
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS
 if TYPE_CHECKING:
     from drm_triton.base_config import Config
     from drm_triton.data.dataset import Dataset
+    from drm_triton.progress import Reporter
     from drm_triton.recommender import Recommender
     from drm_triton.training.state import EpochEnd, Progress
 
@@ -64,18 +65,49 @@ def train(
       drm-triton train --resume runs/l2
     """
     from drm_triton.models import model_class
-    from drm_triton.training.run import best_record, read_metrics
 
     data, settings, place = _resolve(dataset, model, run, config, resume, given(options))
     untrained = model_class(settings.model)(settings)
     if dry_run:
         _print_plan(data, untrained, as_json)
         return
+    show_training(
+        lambda display, reporter: untrained.fit(
+            data, [display.epoch_end], place, resume is not None, display.batch_end, reporter
+        ),
+        settings,
+        f"{data!r}; run directory {place}",
+        place,
+        quiet,
+        as_json,
+    )
+
+
+def show_training(
+    fit: "Callable[[Display, Reporter], object]",
+    settings: "Config",
+    header: str,
+    place: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train with progress, stop at Ctrl-C, and print the result.
+
+    Parameters
+    ----------
+    fit : trains with the callbacks of a display
+    settings : the options of the training
+    header : first line
+    place : the run directory
+    quiet, as_json : see `train`
+    """
+    from drm_triton.training.run import best_record, read_metrics
+
     reporter = FlagReporter(quiet=quiet or as_json)
-    display = Display(reporter, settings, f"{data!r}; run directory {place}")
+    display = Display(reporter, settings, header)
     with stop_on_interrupt(display), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
-        untrained.fit(data, [display.epoch_end], place, resume is not None, display.batch_end, reporter)
+        fit(display, reporter)
     records = read_metrics(place)  # of all epochs, also those before a resume
     best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
     if display.interrupted:  # printed even if quiet: otherwise the work would seem lost
@@ -163,7 +195,7 @@ class Display:
             self.reporter.line(self.header)
             self.header = ""
         if self._step is None:
-            title = f"epoch {state.epoch + 1}/{self.settings.epochs}"
+            title = f"epoch {state.epoch + 1}/{self.settings.last_epoch}"
             self._step = self.reporter.step(title, total=n_lists, unit="lists").__enter__()
         self._step.advance(state.position - self._step.done)
         if self.interrupted:
@@ -176,7 +208,7 @@ class Display:
         parts = [f"loss {record['loss']:.4f}"] if "loss" in record else []
         if "lists_per_second" in record:
             parts.append(f"{record['lists_per_second']:,.0f} lists/s")
-        left = (self.settings.epochs - record["epoch"]) * record["seconds"]
+        left = (self.settings.last_epoch - record["epoch"]) * record["seconds"]
         if left:
             parts.append(f"{left:.0f} s left")
         name = f"valid/{self.settings.monitor}"

@@ -61,6 +61,24 @@ class Config:
         """Whether the result after an epoch depends on the number of epochs, as with a linear learning rate."""
         return False
 
+    @property
+    def weighted(self) -> bool:
+        """Whether training uses the weights of the interactions."""
+        return False
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch after which training ends at the latest."""
+        return self.epochs
+
+    def on_all_interactions(self: C, epoch: int | None) -> C:
+        """Return the options that train the same model on all interactions, until an epoch (None: until the last)."""
+        until = {} if epoch is None or epoch == self.last_epoch else {self._last_epoch_option(): epoch}
+        return dataclasses.replace(self, fit_on="all", eval_every=0, patience=0, **until)  # type: ignore[type-var]
+
+    def _last_epoch_option(self) -> str:
+        return "stop_after" if self.epochs_matter else "epochs"
+
     def resolved(self: C) -> C:
         """Return the same configuration with the values in force in place of None, as a run records it."""
         return self

@@ -228,6 +228,14 @@ class TrainConfig(Config):
     epochs: int = option(
         20, "Number of passes over the training lists.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 30)
     )
+    stop_after: int | None = option(
+        None,
+        "Last epoch to train. The learning rate still falls as if all `epochs` followed.",
+        TRAINING,
+        least=1,
+        most=MAX_INT32,
+        unset="`epochs`",
+    )
     seed: int = option(
         0,
         "Seed of all random numbers. The same seed gives the same model, bit for bit.",
@@ -325,6 +333,16 @@ class TrainConfig(Config):
     def epochs_matter(self) -> bool:
         """Whether the result after an epoch depends on the number of epochs."""
         return self.schedule == "linear"
+
+    @property
+    def weighted(self) -> bool:
+        """Whether training uses the weights of the interactions."""
+        return self.interaction_weights != "off"
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch after which training ends at the latest."""
+        return self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, by their Python names.

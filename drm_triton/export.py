@@ -106,11 +106,13 @@ def export(
         _check_item_format(model, to)
         with atomic.directory(directory, overwrite, MARKER) as folder:
             manifest |= _write_weights(folder, model, to)
+            manifest["files"] |= _write_owned(folder, model, to)
             (folder / MARKER).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", "utf-8")
         return manifest
     assert isinstance(model, FactorRecommender)
-    U, V = (factors.cpu().numpy() for factors in (model.user_factors, model.item_factors))
-    manifest |= {"score": model.score, "dimension": V.shape[1]}
+    users, owned = np.arange(model.interactions.n_users), model.interactions.owned
+    U, V = (factors.cpu().numpy() for factors in (model.queries_of_owners(users, owned), model.item_factors))
+    manifest |= {"score": model.score_name, "dimension": V.shape[1]}
     with atomic.directory(directory, overwrite, MARKER) as folder:
         if index_class is not None:
             manifest |= _write_index(index_class, folder, model, U, V, reporter)
@@ -118,17 +120,30 @@ def export(
             manifest |= _write_npz(folder, model, U, V)
         else:
             manifest |= _write_parquet(folder, model, U, V)
+        manifest["files"] |= _write_owned(folder, model, to)
         (folder / MARKER).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return manifest
 
 
 PRODUCT = "user_factors @ item_factors.T"
 SCORES = {"dot": PRODUCT, "cosine": PRODUCT, "l2": "minus the squared distance of user and item factors"}
-SEEN = "Items that the user already has are included: search for more items and remove these."
+SEEN = "Items that a user already has are included: search for more items and remove those that `owned` lists."
 
 
 def _score_text(model: FactorRecommender[Any]) -> str:
-    return f"the score, higher is better, is {SCORES[model.score]}."
+    return f"the score, higher is better, is {SCORES[model.score_name]}."
+
+
+def _write_owned(folder: Path, model: Recommender[Any], to: ExportFormat) -> dict[str, str]:
+    """Write the items that each user has, so that they are not recommended."""
+    data = model.interactions
+    if to == "parquet":
+        users = np.repeat(np.arange(data.n_users), data.owned.degrees())
+        pairs = pl.DataFrame({"user": data.user_ids[users], "item": data.item_ids[data.owned.indices]})
+        pairs.write_parquet(folder / "owned.parquet", compression="zstd")
+        return {"owned.parquet": "user, item: the items that users have"}
+    np.savez(folder / "owned.npz", indptr=data.owned.indptr, items=data.owned.indices)
+    return {"owned.npz": "indptr, items: items[indptr[r] : indptr[r + 1]] are the item rows that user row r has"}
 
 
 def _write_npz(folder: Path, model: FactorRecommender[Any], U: Factors, V: Factors) -> dict[str, Any]:
@@ -314,7 +329,7 @@ def _write_index(
     for name, ids in zip(("user_ids", "item_ids"), _id_arrays(model), strict=True):
         write_array(folder / f"{name}.npy", ids)
     write_array(folder / "user_factors.npy", U)
-    score = model.score
+    score = model.score_name
     with reporter.step("build the index"):
         index = index_class(np.ascontiguousarray(V), score)
     with reporter.step("measure its recall against exact search") as step:
@@ -347,7 +362,7 @@ class _Recall:
     """Fraction of the exact top k that an index finds. Items with the score of the k-th item count as found."""
 
     def __init__(self, model: FactorRecommender[Any], queries: Factors, V: Factors) -> None:
-        self.queries, self.V, self.score = queries, V, model.score
+        self.queries, self.V, self.score = queries, V, model.score_name
         self.k = min(max(CUT_OFFS), len(V))
         backend, device = model.backend()
         items = backend.pack_items(model.item_factors, self.score)

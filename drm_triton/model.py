@@ -139,6 +139,8 @@ class DRM(FactorRecommender[TrainConfig]):
         256 if `negatives` is all.
     epochs : int, default 20
         Number of passes over the training lists.
+    stop_after : int, optional
+        Last epoch to train. The learning rate still falls as if all `epochs` followed. Default: `epochs`.
     seed : int, default 0
         Seed of all random numbers. The same seed gives the same model, bit for bit.
     fit_on : {"train", "train+valid", "all"}, default "train"
@@ -200,6 +202,7 @@ class DRM(FactorRecommender[TrainConfig]):
         schedule: Schedule = "linear",
         batch_size: int | None = None,
         epochs: int = 20,
+        stop_after: int | None = None,
         seed: int = 0,
         fit_on: FitOn = "train",
         backend: BackendChoice = "auto",
@@ -238,6 +241,7 @@ class DRM(FactorRecommender[TrainConfig]):
                 schedule=schedule,
                 batch_size=batch_size,
                 epochs=epochs,
+                stop_after=stop_after,
                 seed=seed,
                 fit_on=fit_on,
                 backend=backend,
@@ -249,7 +253,7 @@ class DRM(FactorRecommender[TrainConfig]):
         )
 
     @property
-    def score(self) -> Score:
+    def score_name(self) -> Score:
         """The score of an item for a user."""
         return self.config.score_in_force
 

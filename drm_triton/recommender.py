@@ -7,6 +7,7 @@ There are two kinds of fitted models. A `FactorRecommender` has a vector for eac
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,9 +28,10 @@ from drm_triton.kernels import use_backend
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score, Unknown
+from drm_triton.options import ALIASES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
-from drm_triton.ranking.item_index import ItemIndex, ItemWeights
+from drm_triton.ranking.item_index import ROWS, ItemIndex, ItemWeights
 from drm_triton.ranking.recommend import (
     Index,
     Queries,
@@ -42,7 +44,7 @@ from drm_triton.ranking.recommend import (
     recommendation_frames,
     similar_frame,
 )
-from drm_triton.ranking.topk import TopKIndex, similarity_vectors
+from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 from drm_triton.training import checkpoint
 from drm_triton.training.loop import interactions_to_fit
 from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
@@ -50,6 +52,7 @@ from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Pr
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
+Interactions = Any  # a Dataset, a polars or pandas frame, or a scipy sparse matrix
 Tensors = dict[str, Tensor]
 
 FINITE_BLOCK = 1 << 20  # numbers that are checked at once
@@ -72,10 +75,22 @@ class Recommender(ABC, Generic[C]):
         self.config = config
         self._tensors: Tensors | None = None  # what was learned
         self._interactions: Dataset | None = None
+        self._epoch: int | None = None
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config.changed().items())
         return f"{type(self).__name__}({options})"
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the options by name, as estimators of scikit-learn do. `deep` has no effect."""
+        return {name: getattr(self.config, name) for name in self.config.fields()}
+
+    def set_params(self: R, **options: Any) -> R:
+        """Change options, as estimators of scikit-learn do. What was learned stays until the next `fit`."""
+        self.config.check_names(options)
+        named = {ALIASES.get(name, name): value for name, value in options.items()}
+        self.config = dataclasses.replace(self.config, **named)
+        return self
 
     # -- what a kind of model defines ----------------------------------------------------------------------------
 
@@ -112,6 +127,10 @@ class Recommender(ABC, Generic[C]):
         """Return the queries of new users from the items they liked, CSR [m, N]."""
 
     @abstractmethod
+    def pair_scores(self, queries: Queries, items: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the score of items[r] for query r: float32 [m]."""
+
+    @abstractmethod
     def similarity(self, items: NDArray[np.int32]) -> tuple[Index, Queries]:
         """Return an index of all items whose scores are similarities, and its queries for some items."""
 
@@ -137,18 +156,21 @@ class Recommender(ABC, Generic[C]):
 
     def fit(
         self: R,
-        dataset: Dataset,
+        dataset: Interactions,
         callbacks: Iterable[EpochCallback] = (),
         run: str | Path | None = None,
         resume: bool = False,
         on_batch: BatchCallback | None = None,
         reporter: Reporter = SILENT,
     ) -> R:
-        """Train on a data set.
+        """Train on a data set, or on all interactions of a table or a matrix.
 
         Parameters
         ----------
-        dataset : Dataset
+        dataset : Dataset, polars or pandas DataFrame, or scipy sparse matrix
+            Of a `Dataset`, the model learns from the part that the option `fit_on` names. Of a table, it learns from
+            all rows; `Dataset.from_frame` recognises the columns. Of a matrix [users, items], it learns from all stored
+            entries, and ids are row and column numbers.
         callbacks : called with an `EpochEnd` after each epoch; a callback that returns True ends the training
         run : directory for the configuration, metrics and checkpoints; None writes nothing
         resume : continue the training in `run` from its last checkpoint
@@ -159,13 +181,9 @@ class Recommender(ABC, Generic[C]):
         -------
         this model, as after the best epoch on the validation part, or after the last epoch without validation
         """
-        name = type(self).__name__
-        if not isinstance(dataset, Dataset):
-            raise InputError(
-                f"{name}.fit takes a Dataset, not {type(dataset).__name__}; convert a frame with Dataset.from_frame"
-            )
         if resume and run is None:
-            raise InputError(f"{name}.fit: `resume` needs `run`, the directory of the run to continue")
+            raise InputError(f"{type(self).__name__}.fit: `resume` needs `run`, the directory of the run to continue")
+        dataset = Dataset.of(dataset, weighted=self.config.weighted)
         self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         self.check_fit(dataset, fit)
@@ -184,8 +202,55 @@ class Recommender(ABC, Generic[C]):
             keeper.draw_curves()
             return self._become(type(self).load(keeper.path))
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
+        self._epoch = keeper.epoch or state.epoch
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
         return self
+
+    def refit(
+        self: R,
+        dataset: Dataset | None = None,
+        callbacks: Iterable[EpochCallback] = (),
+        run: str | Path | None = None,
+        on_batch: BatchCallback | None = None,
+        reporter: Reporter = SILENT,
+    ) -> R:
+        """Return the final model: the same options and the same number of epochs, trained on all interactions.
+
+        The number of epochs is that after which this model was the best on the validation part.
+
+        Parameters
+        ----------
+        dataset : Dataset, optional
+            The data set that this model was trained on. Default: the interactions that the model keeps, which have no
+            weights.
+        callbacks, run, on_batch, reporter : see `fit`
+
+        Examples
+        --------
+        >>> from drm_triton import DRM
+        >>> frame = pl.DataFrame([(u, u + n) for u in range(6) for n in range(9)], ["user", "item"], orient="row")
+        >>> data = Dataset.from_frame(frame)
+        >>> final = DRM(factors=4, epochs=3).fit(data).refit()
+        >>> data.train.nnz, final.interactions.train.nnz
+        (38, 54)
+        """
+        kept = self.interactions
+        if dataset is None:
+            if self.config.weighted:
+                raise InputError(
+                    f"{type(self).__name__}.refit: a model keeps no weights of interactions; give the data set that it "
+                    "was trained on as `dataset`"
+                )
+            dataset = interactions_only(kept, kept.train)  # a copy: it has no path
+        elif not self.was_fit_on(dataset):
+            raise InputError(f"{type(self).__name__}.refit: the model was not trained on this `dataset`")
+        return self.untrained_final().fit(dataset, callbacks, run, False, on_batch, reporter)
+
+    def untrained_final(self: R) -> R:
+        """Return the model that `refit` trains, untrained."""
+        if self.config.fit_on == "all":
+            raise InputError(f"{type(self).__name__}.refit: the model has learned from all interactions already")
+        return type(self)(self.config.on_all_interactions(self._epoch))
 
     def backend(self) -> tuple[Backend, torch.device]:
         """Return the backend and the device of the configuration, with its number of threads set."""
@@ -345,20 +410,76 @@ class Recommender(ABC, Generic[C]):
 
         return rank
 
+    def score(self, users: Ids, items: Ids) -> NDArray[np.float32]:
+        """Return the scores of pairs of a user and an item: float32 [n]. `recommend` ranks by the same scores.
+
+        Parameters
+        ----------
+        users : sequence of ids [n]
+        items : sequence of ids [n]
+
+        Examples
+        --------
+        >>> from drm_triton import DRM
+        >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob", "bob", "cy"], "item": ["x", "y", "x", "y", "x"]})
+        >>> model = DRM(factors=4, epochs=3).fit(frame)
+        >>> best = model.recommend(["cy"], k=1)
+        >>> bool(abs(model.score(["cy"], best["item"])[0] - best["score"][0]) < 1e-6)
+        True
+        """
+        data = self.interactions
+        rows, columns = data.encode_users(users).astype(np.int64), data.encode_items(items)
+        if len(rows) != len(columns):
+            raise InputError(f"score: {len(rows):,} users but {len(columns):,} items; give one item for each user")
+        empty = data.owned.degrees()[rows] == 0
+        if empty.any():
+            reason = describe_users_without_interactions(data.user_ids[rows[empty]], "the data set")
+            raise InputError(f"{reason}, so nothing is known about their taste; leave them out")
+        found = [np.zeros(0, np.float32)]
+        for start in range(0, len(rows), QUERIES_PER_BLOCK):
+            block = slice(start, start + QUERIES_PER_BLOCK)
+            queries = self.queries_of_owners(rows[block], data.owned.take(rows[block]))
+            found.append(self.pair_scores(queries, columns[block]))
+        return np.concatenate(found)
+
+    def held_out(self, dataset: Dataset, on: str = "test") -> tuple[CSR, CSR]:
+        """Return what a part of the data set may be measured with: the items seen before it, and its items.
+
+        Refuse a data set that the model was not trained on, and a part that it was trained on.
+
+        Parameters
+        ----------
+        dataset : the data set that the model was trained on
+        on : "valid" or "test"
+        """
+        if on not in ("valid", "test"):
+            raise InputError(f"`on` must be valid or test, got {on!r}")
+        if not self.was_fit_on(dataset):
+            raise InputError(
+                f"the model was not trained on {dataset.path or 'this data set'}; give the data set of the training in "
+                "`dataset`"
+            )
+        if on in self.config.fit_parts:
+            raise InputError(f"the model was fitted on {self.config.fit_on}, so it cannot be measured on {on}")
+        seen = dataset.train.union(dataset.valid) if on == "test" else dataset.train
+        return seen, getattr(dataset, on)
+
     def evaluate(
         self,
-        held_out: CSR,
+        held_out: CSR | Dataset,
         seen: CSR | None = None,
         ks: Sequence[int] = CUT_OFFS,
         min_train: int = MIN_TRAIN,
         beyond_accuracy: bool = False,
+        on: str = "test",
     ) -> Evaluation:
         """Rank all unseen items for each user and compare the ranking with held-out interactions.
 
         Parameters
         ----------
-        held_out : CSR [M, N]
-            Relevant items of each user, for example `dataset.test`.
+        held_out : CSR [M, N] or Dataset
+            Relevant items of each user, for example `dataset.test`. Or the data set that the model was trained on; then
+            `on` names its part, and the items before that part are excluded from the ranking.
         seen : CSR [M, N], optional
             Items to exclude from the ranking. Default: the interactions that the model was fitted on.
         ks : sequence of int, default (10, 50)
@@ -367,7 +488,13 @@ class Recommender(ABC, Generic[C]):
             Users with fewer interactions in `seen` are left out.
         beyond_accuracy : bool, default False
             Also compute novelty, diversity, exposure and other metrics beyond accuracy; docs/metrics.md defines them.
+        on : {"valid", "test"}, default "test"
+            Part of a data set to measure on.
         """
+        if isinstance(held_out, Dataset):
+            if seen is not None:
+                raise InputError("evaluate: give a data set or `seen`, not both")
+            seen, held_out = self.held_out(held_out, on)
         seen = self.interactions.train if seen is None else seen
         return evaluate(self.ranker(), seen, held_out, ks, min_train, beyond_accuracy=beyond_accuracy)
 
@@ -386,6 +513,8 @@ class Recommender(ABC, Generic[C]):
             # Save a copy: `Dataset.save` records where a data set is stored, and this folder is temporary.
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
             metadata = {"model": self.config.model, "config": self.config.resolved().to_dict()}
+            if self._epoch is not None:
+                metadata["training"] = {"epoch": self._epoch}
             checkpoint.write_tensors(folder / checkpoint.FILE, self.tensors, metadata)
 
     @classmethod
@@ -398,6 +527,7 @@ class Recommender(ABC, Generic[C]):
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
         model._interactions = Dataset.load(place / "data")
+        model._epoch = metadata.get("training", {}).get("epoch") or None
         model._tensors = model.placed(model.learned(tensors))
         model._check_sizes(str(place))
         model._check_finite(str(place))
@@ -422,7 +552,7 @@ class Recommender(ABC, Generic[C]):
         return "other options"
 
     def _become(self: R, other: R) -> R:
-        self._tensors, self._interactions = other._tensors, other._interactions
+        self._tensors, self._interactions, self._epoch = other._tensors, other._interactions, other._epoch
         return self
 
 
@@ -444,7 +574,7 @@ class FactorRecommender(Recommender[C]):
         """Return the vectors of new users from the codes of the items they liked, CSR [B, N]: float32 [B, d]."""
 
     @property
-    def score(self) -> Score:
+    def score_name(self) -> Score:
         """The score of the vectors."""
         return "dot"
 
@@ -460,7 +590,7 @@ class FactorRecommender(Recommender[C]):
 
     def index(self, candidates: NDArray[np.int64] | None = None) -> TopKIndex:
         """Return an index of all items, or of some candidates, given by ascending codes."""
-        return TopKIndex(self.backend()[0], self.item_factors, self.score, candidates)
+        return TopKIndex(self.backend()[0], self.item_factors, self.score_name, candidates)
 
     def queries(self, users: NDArray[np.int64]) -> Tensor:
         """Return the vectors of users of the training data, given by their codes [m]: float32 [m, d]."""
@@ -470,7 +600,7 @@ class FactorRecommender(Recommender[C]):
     def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> Tensor:
         """Return the vectors of users of the data set, folded in if the model has learned nothing about them."""
         queries = self.queries(users)
-        new = np.flatnonzero(self.interactions.train.degrees()[users] == 0)
+        new = np.flatnonzero((self.interactions.train.degrees()[users] == 0) & (owned.degrees() > 0))
         if len(new):
             queries[to_device(torch.from_numpy(new), queries.device)] = self.new_queries(owned.take(new))
         return queries
@@ -478,6 +608,14 @@ class FactorRecommender(Recommender[C]):
     def new_queries(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
         return self.fold_in_items(liked)
+
+    def pair_scores(self, queries: Tensor, items: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the score of items[r] for the vector queries[r]: float32 [m]."""
+        V = self.item_factors
+        vectors = V[to_device(torch.from_numpy(items.astype(np.int64)), V.device)]
+        if self.score_name == "l2":
+            return -(queries - vectors).square().sum(1).cpu().numpy()
+        return (queries * vectors).sum(1).cpu().numpy()
 
     def fold_in(self, histories: Histories) -> Tensor:
         """Return the vectors of new users, fitted to the items they liked: float32 [B, d].
@@ -527,9 +665,9 @@ class FactorRecommender(Recommender[C]):
     def _similarity(
         self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None
     ) -> tuple[TopKIndex, Tensor]:
-        vectors = similarity_vectors(factors, self.score)
+        vectors = similarity_vectors(factors, self.score_name)
         queries = vectors[to_device(torch.from_numpy(codes), vectors.device)]
-        return TopKIndex(self.backend()[0], vectors, self.score, candidates), queries
+        return TopKIndex(self.backend()[0], vectors, self.score_name, candidates), queries
 
     def _check_sizes(self, where: str) -> None:
         sizes = len(self.user_factors), len(self.item_factors)
@@ -564,6 +702,14 @@ class ItemRecommender(Recommender[C]):
         """Return the items of new users."""
         return liked
 
+    def pair_scores(self, queries: CSR, items: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return the score of items[r] for a user with the items of row r: float32 [m]."""
+        weights, found = self.weights, np.zeros(len(items), np.float32)
+        for start in range(0, len(items), ROWS):
+            block = np.arange(start, min(start + ROWS, len(items)))
+            found[block] = weights.scores(queries.take(block))[np.arange(len(block)), items[block]]
+        return found
+
     def similarity(self, items: NDArray[np.int32]) -> tuple[ItemIndex, CSR]:
         """Return an index of all items whose scores are the weights from an item, and its queries for some items."""
         single = CSR(np.arange(len(items) + 1), items, (len(items), self.interactions.n_items))
@@ -574,10 +720,12 @@ class _Best:
     """Callback that keeps what was learned until the best epoch, for a training without a run directory."""
 
     def __init__(self, learned: Callable[[Tensors], Tensors]) -> None:
-        self.learned, self.tensors = learned, None
+        self.learned, self.tensors, self.epoch = learned, None, None
 
     tensors: Tensors | None
+    epoch: int | None
 
     def __call__(self, end: EpochEnd) -> None:
         if end.state.best is not None and end.improved:
             self.tensors = {name: tensor.clone() for name, tensor in self.learned(end.state.tensors()).items()}
+            self.epoch = end.state.epoch

@@ -43,12 +43,12 @@ def scores(U: NDArray[Any], V: NDArray[Any], score: str) -> NDArray[Any]:
     return table
 
 
-def same_recommendations(model: DRM, U: Any, V: Any, user_ids: Any, item_ids: Any) -> None:
-    """Rank by the exported factors without seen items; the ids must be those of `recommend`."""
+def same_recommendations(model: DRM, U: Any, V: Any, user_ids: Any, item_ids: Any, owned: list[Any]) -> None:
+    """Rank by the exported factors without the owned items; the ids must be those of `recommend`."""
     table = scores(U.astype(np.float64), V.astype(np.float64), model.config.score_in_force)
-    seen = model.interactions.train
+    assert sum(map(len, owned)) == model.interactions.n_interactions
     for u in range(len(U)):
-        table[u, seen.row(u)] = -np.inf
+        table[u, owned[u]] = -np.inf
     best = np.argsort(-table, axis=1)[:, :10]
     expected = model.recommend(k=10)
     ours = pl.DataFrame({"user": np.repeat(user_ids, 10), "item": np.asarray(item_ids)[best].ravel()})
@@ -64,7 +64,10 @@ def test_npz_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> None:
         assert set(file.files) == {"user_factors", "item_factors", "user_ids", "item_ids"}
         assert file["user_factors"].dtype == file["item_factors"].dtype == np.float32
         assert file["item_ids"].dtype.kind == "U"
-        same_recommendations(model, *(file[n] for n in ("user_factors", "item_factors", "user_ids", "item_ids")))
+        with np.load(tmp_path / "x" / "owned.npz", allow_pickle=False) as pairs:
+            owned = np.split(pairs["items"], pairs["indptr"][1:-1])
+        U, V, user_ids, item_ids = (file[n] for n in ("user_factors", "item_factors", "user_ids", "item_ids"))
+        same_recommendations(model, U, V, user_ids, item_ids, owned)
     assert manifest == json.loads((tmp_path / "x" / "export.json").read_text("utf-8"))
     assert (manifest["score"], manifest["dimension"], manifest["users"]) == (model.config.score_in_force, 12, 150)
 
@@ -83,7 +86,11 @@ def test_parquet_gives_the_same_recommendations(model: DRM, tmp_path: Path) -> N
     users, items = (pl.read_parquet(tmp_path / "x" / f"{name}.parquet") for name in ("users", "items"))
     assert items.schema == {"id": pl.String, "factors": pl.Array(pl.Float32, 12)}
     U, V = (table["factors"].to_numpy() for table in (users, items))
-    same_recommendations(model, U, V, users["id"], items["id"])
+    pairs = pl.read_parquet(tmp_path / "x" / "owned.parquet").group_by("user").agg("item")
+    has = dict(pairs.rows())
+    rows = {item: row for row, item in enumerate(items["id"])}
+    owned = [np.array([rows[item] for item in has[user]]) for user in users["id"]]
+    same_recommendations(model, U, V, users["id"], items["id"], owned)
 
 
 def test_parquet_has_the_titles(tmp_path: Path) -> None:
@@ -177,7 +184,7 @@ def test_only_an_export_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already exists"):
         export(model, place, to="parquet")
     export(model, place, to="parquet", overwrite=True)
-    assert sorted(p.name for p in place.iterdir()) == ["export.json", "items.parquet", "users.parquet"]
+    assert sorted(p.name for p in place.iterdir()) == ["export.json", "items.parquet", "owned.parquet", "users.parquet"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(InputError, match="not made by this program"):
@@ -226,7 +233,9 @@ def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.M
     names = ["ann" if u == 0 else f"user {u}" for u in users]
     model = DRM(factors=8, epochs=2).fit(Dataset.from_frame(pl.DataFrame({"user": names, "item": items})))
     model.save("runs/ratings")
-    expected = model.recommend(["ann"], 10, exclude_seen=False)["item"].to_list()
+    everything = model.recommend(["ann"], 10, exclude_seen=False)["item"].to_list()
+    unseen = model.recommend(["ann"], 10)["item"].to_list()
+    assert unseen != everything
     blocks = re.findall(r"```(\w+)\n(.*?)```", (repository / "docs" / "exporting.md").read_text("utf-8"), re.DOTALL)
     assert [kind for kind, _ in blocks] == ["sh", "python", "python", "python", "python"]
     for command in blocks[0][1].splitlines():
@@ -234,7 +243,7 @@ def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == 0
-    for _, code in blocks[1:]:
+    for (_, code), expected in zip(blocks[1:], [unseen, everything, everything, everything], strict=True):
         found: dict[str, Any] = {}
         exec(code, found)
         assert list(found["best"]) == expected

@@ -122,14 +122,40 @@ def test_the_threads_of_one_model_are_not_those_of_the_next(threads: None) -> No
     assert in_use() == (every[0], 1)
 
 
-def test_frames_are_histories_but_not_data_sets() -> None:
+def test_fit_takes_frames_and_matrices_and_learns_from_all_of_them() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"]})
-    with pytest.raises(
-        InputError, match=r"DRM.fit takes a Dataset, not DataFrame; convert a frame with Dataset\.from_frame"
-    ):
-        DRM(factors=2).fit(frame)  # type: ignore[arg-type]
     model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, ratios=(1, 0, 0)))
+    for given in (frame, frame.lazy(), pandas.DataFrame(frame.to_dict(as_series=False))):
+        other = DRM(factors=2, epochs=1).fit(given)
+        assert torch.equal(other.item_factors, model.item_factors)
+        assert other.interactions.user_ids.to_list() == ["a", "b"]
+    matrix = model.interactions.train.to_scipy()
+    for sparse in (matrix, matrix.tocoo(), matrix.tocsc()):
+        assert torch.equal(DRM(factors=2, epochs=1).fit(sparse).item_factors, model.item_factors)
+    with pytest.raises(InputError, match=r"a polars or pandas frame, or a scipy sparse matrix, not list"):
+        DRM(factors=2).fit([1, 2])
+
+
+def test_weights_of_frames_and_matrices_are_used_if_asked_for() -> None:
+    frame = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"], "weight": [1.0, 9.0, 2.0, 3.0]})
+    options: dict[str, Any] = {"factors": 2, "epochs": 3, "interaction_weights": "raw", "lr": 0.5}
+    data = Dataset.from_frame(frame, ratios=(1, 0, 0), weight="weight")
+    model = DRM(**options).fit(data)
+    assert torch.equal(DRM(**options).fit(frame).item_factors, model.item_factors)
+    matrix = data.train.to_scipy()
+    matrix.data[:] = data.train.weights
+    assert torch.equal(DRM(**options).fit(matrix).item_factors, model.item_factors)
+    plain = DRM(**{**options, "interaction_weights": "off"}).fit(frame)
+    assert not torch.equal(plain.item_factors, model.item_factors)
+    with pytest.raises(InputError, match=r"keeps no weights.*`dataset`"):
+        model.refit()
+
+
+def test_frames_are_histories() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"]})
+    model = DRM(factors=2, epochs=1).fit(frame)
     history = {"user": ["new", "new"], "item": ["x", "y"]}
     ours = model.recommend_from(pl.DataFrame(history), k=1)
     assert model.recommend_from(pandas.DataFrame(history), k=1).equals(ours)

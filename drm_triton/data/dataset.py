@@ -197,6 +197,31 @@ class Dataset:
         return {"weights": described}
 
     @classmethod
+    def of(cls, interactions: Any, weighted: bool = False) -> Dataset:
+        """Return a data set as it is, or all interactions of a table or a matrix as its `train` part.
+
+        Parameters
+        ----------
+        interactions : Dataset, polars or pandas frame, or scipy sparse matrix
+        weighted : of a frame, use its column weight; of a matrix, its values
+
+        Examples
+        --------
+        >>> Dataset.of(pl.DataFrame({"user": ["ann", "bob"], "item": ["x", "x"]}))
+        Dataset(users=2, items=1, train=2, valid=0, test=0)
+        """
+        if isinstance(interactions, Dataset):
+            return interactions
+        if hasattr(interactions, "tocsr"):
+            return cls.from_csr(interactions, weighted=weighted)
+        if hasattr(interactions, "columns"):
+            return cls.from_frame(interactions, ratios=(1, 0, 0), weight="weight" if weighted else None)
+        raise InputError(
+            f"interactions must be a Dataset, a polars or pandas frame, or a scipy sparse matrix, not "
+            f"{type(interactions).__name__}"
+        )
+
+    @classmethod
     def from_frame(
         cls,
         frame: Any,

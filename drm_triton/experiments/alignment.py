@@ -47,7 +47,7 @@ def correlations(data: Dataset, objective: str, epochs: int, seed: int) -> dict[
     def measure(end: EpochEnd) -> None:
         backend, device = model.backend()
         U, V = (table.to(device) for table in model.factors(end.state.tensors()))
-        means = evaluate(factor_ranker(backend, U, V, model.score), no_items, data.train, (10,), min_train=0).means
+        means = evaluate(factor_ranker(backend, U, V, model.score_name), no_items, data.train, (10,), min_train=0).means
         on_valid = [end.record[f"valid/{name}"] for name in METRICS]
         records.append([end.record["loss"], *(means[name] for name in METRICS), *on_valid])
 

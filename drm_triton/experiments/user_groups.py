@@ -61,7 +61,7 @@ def _result(
     """Make the figure of frames with a row for each user, by model: columns n_train and METRIC."""
     rows: list[Row] = []
     for model, frame in frames.items():
-        for group in by_activity(Evaluation({}, frame), METRIC, GROUPS).iter_rows(named=True):
+        for group in by_activity(Evaluation({}, frame, {}), METRIC, GROUPS).iter_rows(named=True):
             low, high = group["min_train"], group["max_train"]
             span = f"{low}" if low == high else f"{low}–{high}"
             common = {"data": data.label, "least": low, "interactions": span, "users": group["users"]}

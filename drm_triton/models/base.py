@@ -118,7 +118,7 @@ class EpochModel(Recommender[C]):
             if on_batch is not None:
                 on_batch(state, total)  # a request to stop is honoured after the epoch
 
-        while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
+        while state.epoch < config.last_epoch and not 0 < config.patience <= state.stale:
             began = time.perf_counter()
             measured = self.epoch(state.values, fit, state.epoch, advance)
             self._check_epoch(state, measured)
@@ -179,7 +179,7 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
         """Return the ranker of a model in training."""
         backend, device = self.backend()
         U, V = (table.to(device) for table in self.factors(tensors))
-        return factor_ranker(backend, U, V, self.score)
+        return factor_ranker(backend, U, V, self.score_name)
 
 
 class ItemModel(EpochModel[C], ItemRecommender[C]):

@@ -68,7 +68,7 @@ class CML(FactorRecommender[CMLConfig]):
         return TrainConfig.from_mapping({**fixed, **self.config.to_dict()})
 
     @property
-    def score(self) -> Score:
+    def score_name(self) -> Score:
         """The score of the vectors."""
         return "l2"
 

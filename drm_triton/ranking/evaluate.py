@@ -35,10 +35,12 @@ class Evaluation:
     means : mean of each metric over users, under keys such as `ndcg@10`; also `coverage@K`, the share of all items
         that appear in at least one top K, and, if asked for, `gini@K` and `entropy@K`
     per_user : frame with one row per evaluated user: row number `user`, `n_train`, `n_held_out` and each metric
+    left_out : number of users that were not evaluated, by reason
     """
 
     means: dict[str, float]
     per_user: pl.DataFrame
+    left_out: dict[str, int]
 
 
 def evaluate(
@@ -104,7 +106,12 @@ def evaluate(
     means.update({f"coverage@{k}": float(recommended[k].mean()) for k in ks})
     means.update(exposure)
     frame = pl.DataFrame({"user": users, "n_train": n_train[users], "n_held_out": n_held_out[users], **per_user})
-    return Evaluation(means, frame)
+    without = n_held_out == 0
+    left_out = {
+        "without held-out items": int(without.sum()),
+        f"with fewer than {min_train} training items": int((~without & (n_train < min_train)).sum()),
+    }
+    return Evaluation(means, frame, {reason: count for reason, count in left_out.items() if count})
 
 
 def measurable(seen: CSR, held_out: CSR, min_train: int = MIN_TRAIN) -> NDArray[np.int64]:

@@ -42,15 +42,11 @@ class HeldOut:
         on : "valid" or "test", the part of the data to measure on
         dataset : the data set, if it is not at the path that the run recorded
         """
-        if on not in ("valid", "test"):
-            raise InputError(f"`on` must be valid or test, got {on!r}")
         model, data = load(run), dataset_of(run, dataset)
-        if not model.was_fit_on(data):
-            raise InputError(f"{run} was not trained on {data.path}; give the data set of the training in `dataset`")
-        if on in model.config.fit_parts:
-            raise InputError(f"{run} was fitted on {model.config.fit_on}, so it cannot be measured on {on}")
-        seen = data.train.union(data.valid) if on == "test" else data.train
-        return cls(model, data, seen, getattr(data, on))
+        try:
+            return cls(model, data, *model.held_out(data, on))
+        except InputError as error:
+            raise InputError(f"{run}: {error}") from None
 
     def evaluate(
         self,

@@ -171,7 +171,7 @@ def create_app(model: Recommender[Any], name: str = "model", max_k: int = 100, m
         status="ok",
         model=name,
         kind=model.config.model,
-        score=model.score if isinstance(model, FactorRecommender) else None,
+        score=model.score_name if isinstance(model, FactorRecommender) else None,
         users=model.interactions.n_users,
         items=model.interactions.n_items,
         factors=model.item_factors.shape[1] if isinstance(model, FactorRecommender) else None,

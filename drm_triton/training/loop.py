@@ -38,7 +38,7 @@ def train(
     callbacks: Iterable[EpochCallback] = (),
     on_batch: BatchCallback | None = None,
 ) -> State:
-    """Train until `config.epochs` epochs are complete, a callback ends it, or patience runs out.
+    """Train until `config.last_epoch` is complete, a callback ends it, or patience runs out.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def train(
     plan = training_plan(config, fit, state.U.device)
     objective = objective_of(config, fit.shape[1])
     captured = captured_step(state, plan, config, objective, backend)
-    while state.epoch < config.epochs and not 0 < config.patience <= state.stale:
+    while state.epoch < config.last_epoch and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
         while state.position < plan.n_lists:
             stop = min(state.position + config.batch_in_force, plan.n_lists)
@@ -98,7 +98,7 @@ def finish_epoch(
     record: dict[str, Any] = {"epoch": state.epoch, **measured, "seconds": state.seconds}
     monitored = can_validate(config, dataset)
     improved = not monitored
-    if monitored and (state.epoch % config.eval_every == 0 or state.epoch == config.epochs):
+    if monitored and (state.epoch % config.eval_every == 0 or state.epoch == config.last_epoch):
         cut_offs = sorted({*CUT_OFFS, int(config.monitor.rpartition("@")[2])})
         means = evaluate(rank(), fit, dataset.valid, cut_offs).means
         record.update({f"valid/{name}": value for name, value in means.items()})

@@ -32,7 +32,8 @@ from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, Progress
 
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
-RESUMABLE = {"epochs", "patience", "threads", "backend"}  # options that do not change what was trained so far
+# options that do not change what was trained so far
+RESUMABLE = {"epochs", "stop_after", "patience", "threads", "backend"}
 
 
 class Run:

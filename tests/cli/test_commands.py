@@ -25,6 +25,7 @@ BAD_INPUT = {
     "evaluate": ["evaluate", "nowhere"],
     "compare": ["compare", "nowhere", "elsewhere"],
     "reproduce": ["reproduce", "table3", "--dataset", "nowhere"],
+    "refit": ["refit", "nowhere"],
     "recommend": ["recommend", "nowhere", "--all"],
     "similar": ["similar", "nowhere", "--item", "x"],
     "export": ["export", "nowhere", "out"],
@@ -70,7 +71,9 @@ def test_help_has_examples(command: str) -> None:
     assert f"drm-triton {command}" in out.split("Examples:")[1]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "compare", "recommend", "similar", "export", "report", "serve"])
+@pytest.mark.parametrize(
+    "command", ["evaluate", "compare", "refit", "recommend", "similar", "export", "report", "serve"]
+)
 def test_a_run_is_called_run(command: str) -> None:
     usage = call(command, "--help")[1].split("Usage:")[1].splitlines()[0]
     assert re.search(r"\bRUN\b", usage)

@@ -115,5 +115,5 @@ def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Pat
     call("train", "-d", stored, "--run", path, "--factors", 4, "--epochs", 1, "--fit-on", "train+valid")
     code, _, errors = call("evaluate", path, "--on", "valid")
     assert code == 2
-    assert "was fitted on train+valid, so it cannot be measured on valid" in errors
+    assert "the model was fitted on train+valid, so it cannot be measured on valid" in errors
     assert call("evaluate", path, "--on", "test")[0] == 0

@@ -153,7 +153,11 @@ def test_runs_trained_on_different_parts_are_compared_with_a_warning(folder: Pat
         (["dot", "dot/best"], {}, "are the same run"),
         (["dot", "nowhere"], {}, "nowhere: there is no model"),
         (["dot", "elsewhere"], {}, r"dot and .*elsewhere were trained on different data \(.*songs, .*other; checksums"),
-        (["dot", "both"], {"on": "valid"}, r"both was fitted on train\+valid, so it cannot be measured on valid"),
+        (
+            ["dot", "both"],
+            {"on": "valid"},
+            r"both: the model was fitted on train\+valid, so it cannot be measured",
+        ),
         (["dot", EVIL], {"on": "train"}, "`on` must be valid or test"),
         (["dot", EVIL], {"metrics": ["f1"]}, "`metrics`: 'f1' is not a metric of users"),
         (["dot", EVIL], {"metrics": ["coverage@10"]}, "`metrics`: 'coverage@10' is not a metric of users"),
@@ -166,7 +170,7 @@ def test_bad_input(runs: list[str], options: dict, message: str, folder: Path, m
 
 
 def test_a_data_set_that_one_of_the_runs_was_not_trained_on(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"elsewhere was not trained on .*songs; give the data set of the training"):
+    with pytest.raises(InputError, match=r"elsewhere: the model was not trained on .*songs; give the data set"):
         compare_runs([folder / "dot", folder / "elsewhere"], dataset=folder / "songs")
 
 

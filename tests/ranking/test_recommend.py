@@ -131,7 +131,8 @@ def test_unknown_users(model: DRM) -> None:
 def test_what_a_user_has_is_never_recommended_whatever_part_it_is_in(kind: Any, tmp_path: Path) -> None:
     parts = [([0, 1, 0], [0, 2, 3]), ([0, 1, 1], [1, 3, 4]), ([0, 2], [2, 0])]  # user 2 has held-out items only
     matrices = [coo_matrix((np.ones(len(u)), (u, i)), (3, 9)).tocsr() for u, i in parts]
-    data = Dataset.from_csr(*matrices, user_ids=["ann", "bob", "cy"])
+    train, valid, test = matrices
+    data = Dataset.from_csr(train, valid, test, user_ids=["ann", "bob", "cy"])
     options = {"factors": 4, "epochs": 2} if kind is DRM else {}
     model = kind(**options).fit(data)
     for fitted in (model, kind(**options).fit(data, run=tmp_path / "run"), kind.load(tmp_path / "run")):

@@ -1,0 +1,49 @@
+"""`refit` from the command line, and what says that a model is not the final one."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from drm_triton import DRM, Dataset
+from tests.conftest import call
+
+
+def test_refit_writes_a_run_trained_on_everything(run: Path, stored: Path, tmp_path: Path) -> None:
+    code, out, errors = call("refit", run, "--out", tmp_path / "final", "--json")
+    assert (code, errors) == (0, "")
+    assert json.loads(out)["run"] == str(tmp_path / "final")
+    final, data = DRM.load(tmp_path / "final"), Dataset.load(stored)
+    assert final.interactions.train.nnz == data.n_interactions
+    assert final.config.fit_on == "all"
+    code, _, errors = call("refit", tmp_path / "final")
+    assert code == 2
+    assert "has learned from all interactions already" in errors
+    code, _, errors = call("evaluate", tmp_path / "final")
+    assert code == 2
+    assert "was fitted on all, so it cannot be measured on test" in errors
+
+
+def test_the_default_place_is_beside_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("refit", run, "-q")[0] == 0
+    assert (run.parent / "songs-final" / "best" / "model.safetensors").exists()
+    code, _, errors = call("refit", run, "-q")
+    assert code == 2
+    assert "songs-final already contains a run" in errors
+
+
+def test_a_run_with_held_out_interactions_says_so_once_and_offers_nothing_owned(
+    run: Path, stored: Path, tmp_path: Path
+) -> None:
+    code, _, errors = call("recommend", run, "--all", "--out", tmp_path / "top.parquet")
+    assert code == 0
+    assert errors.count("note:") == 1
+    assert f"{run} has learned from 70% of the interactions" in errors
+    assert f"drm-triton refit {run}" in errors
+    data, frame = Dataset.load(stored), pl.read_parquet(tmp_path / "top.parquet")
+    assert set(frame["user"]) == set(data.user_ids)
+    for user, group in frame.group_by("user"):
+        owned = data.item_ids[data.owned.row(int(data.encode_users(user)[0]))]
+        assert not set(group["item"]) & set(owned)
+    assert "note:" in call("export", run, tmp_path / "out")[2]

@@ -1,0 +1,119 @@
+"""What all models can do besides recommending: refit, measure, score pairs, and parameters as in scikit-learn."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from drm_triton import DRM, Dataset, TrainConfig
+from drm_triton.errors import InputError
+from drm_triton.models import EASE
+from drm_triton.names import Schedule
+from drm_triton.training.run import best_record, read_metrics
+from drm_triton.training.state import EpochEnd
+
+
+def small_data(seed: int = 0) -> Dataset:
+    """Return 60 users of two kinds with 12 to 20 of 40 items each."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        (user, int(item))
+        for user in range(60)
+        for item in rng.permutation(24)[: rng.integers(12, 20)] + (user % 2) * 16
+    ]
+    return Dataset.from_frame(pl.DataFrame(rows, ["user", "item"], orient="row"))
+
+
+# -- the final model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_refit_trains_the_same_options_on_all_interactions_until_the_best_epoch(
+    schedule: Schedule, tmp_path: Path
+) -> None:
+    data = small_data()
+    options: dict[str, Any] = {"factors": 8, "epochs": 12, "lr": 1.0, "schedule": schedule, "init": "normal"}
+    model = DRM(**options).fit(data, run=tmp_path / "run")
+    record = best_record(read_metrics(tmp_path / "run"), model.config.monitor)
+    assert 1 < record["epoch"] < 12  # otherwise the test shows nothing
+
+    def until_best(end: EpochEnd) -> bool:
+        return end.record["epoch"] == record["epoch"]
+
+    expected = DRM(**options, fit_on="all", eval_every=0).fit(data, [until_best])
+    in_memory = DRM(**options).fit(data)
+    in_memory.save(tmp_path / "saved")
+    for again in (model, DRM.load(tmp_path / "run"), in_memory, DRM.load(tmp_path / "saved")):
+        final = again.refit()
+        assert torch.equal(final.item_factors, expected.item_factors)
+        assert torch.equal(final.user_factors, expected.user_factors)
+        assert final.interactions.train.nnz == data.n_interactions
+    stored = model.refit(data, run=tmp_path / "final")
+    assert torch.equal(stored.item_factors, expected.item_factors)
+    with pytest.raises(InputError, match="has learned from all interactions already"):
+        stored.refit()
+    with pytest.raises(InputError, match="was not trained on this `dataset`"):
+        model.refit(small_data(seed=1))
+
+
+def test_a_stopped_refit_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    data = small_data()
+    model = DRM(factors=8, epochs=6, stop_after=3, eval_every=0).fit(data)
+    expected = model.refit()
+    model.refit(data, run=tmp_path / "final", on_batch=lambda state, n_lists: state.epoch == 1)
+    resumed = DRM(TrainConfig.from_toml(tmp_path / "final" / "config.toml"))
+    resumed.fit(data, run=tmp_path / "final", resume=True)
+    assert torch.equal(resumed.item_factors, expected.item_factors)
+    assert [record["epoch"] for record in read_metrics(tmp_path / "final")] == [1, 2, 3]
+
+
+# -- measuring and scoring ---------------------------------------------------------------------------------------------
+
+
+def test_evaluate_takes_the_data_set() -> None:
+    data = small_data()
+    model = DRM(factors=4, epochs=2).fit(data)
+    found = model.evaluate(data)
+    assert found.means == model.evaluate(data.test, data.train.union(data.valid)).means
+    assert model.evaluate(data, on="valid").means == model.evaluate(data.valid).means
+    measured = len(found.per_user)
+    assert measured + sum(found.left_out.values()) == data.n_users
+    for bad, message in [
+        ({"held_out": small_data(seed=1)}, "was not trained on"),
+        ({"held_out": data, "seen": data.train}, "a data set or `seen`, not both"),
+        ({"held_out": data, "on": "train"}, "`on` must be valid or test"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            model.evaluate(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"objective": "hinge+drm", "score": "dot"}, {"objective": "drm", "score": "l2"}]
+)
+def test_scores_of_pairs_are_those_of_recommend(options: dict[str, Any]) -> None:
+    model = DRM(factors=4, epochs=2, **options).fit(small_data())
+    frame = model.recommend(k=7)
+    np.testing.assert_allclose(model.score(frame["user"], frame["item"]), frame["score"], rtol=1e-5, atol=1e-6)
+    assert model.score([], []).shape == (0,)
+    with pytest.raises(InputError, match="2 users but 1 items"):
+        model.score(frame["user"][:2], frame["item"][:1])
+    with pytest.raises(InputError, match="unknown item id"):
+        model.score(frame["user"][:1], ["nothing"])
+
+
+def test_parameters_as_in_scikit_learn() -> None:
+    base = pytest.importorskip("sklearn.base")
+    model = DRM(factors=4, lam=3.0, objective="hinge+drm")
+    copy = base.clone(model)
+    assert copy.config == model.config
+    assert copy is not model
+    assert model.get_params()["lam"] == 3.0
+    assert model.set_params(factors=8, **{"lambda": 2.0}) is model
+    assert (model.config.factors, model.config.lam) == (8, 2.0)
+    with pytest.raises(InputError, match="did you mean `factors`"):
+        model.set_params(facters=8)
+    other = EASE(regularization=7.0)
+    assert base.clone(other).config == other.config
