@@ -142,6 +142,11 @@ class CSR:
         order = np.argsort(keys)
         return CSR.from_keys(keys[order], self.shape, np.concatenate([self.weights, other.weights])[order])
 
+    def extended(self, shape: tuple[int, int]) -> CSR:
+        """Return the same interactions in a matrix with more rows and columns at the end."""
+        added = np.full(shape[0] - self.shape[0], self.nnz, self.indptr.dtype)
+        return CSR(np.concatenate([self.indptr, added]), self.indices, shape, self.weights)
+
     def unweighted(self) -> CSR:
         """Return the same interactions without weights."""
         return CSR(self.indptr, self.indices, self.shape)

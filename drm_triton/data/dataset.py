@@ -13,8 +13,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton import atomic
-from drm_triton.data import store
+from drm_triton.data import attributes, store
 from drm_triton.data.csr import CSR, columns_of
+from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import encode
 from drm_triton.data.split import PAPER_RATIOS
 from drm_triton.errors import InputError
@@ -91,14 +92,14 @@ class Dataset:
 
     @property
     def users(self) -> pl.DataFrame:
-        """The table of users, by code: column ``id``."""
+        """The table of users, by code: column ``id``, and attributes."""
         if self._users is None:
             self._users = _id_table(self.path, "users", self.n_users)
         return self._users
 
     @property
     def items(self) -> pl.DataFrame:
-        """The table of items, by code: column ``id``, and ``title`` if the source has titles."""
+        """The table of items, by code: column ``id``, ``title`` if the source has titles, and attributes."""
         if self._items is None:
             self._items = _id_table(self.path, "items", self.n_items)
         return self._items
@@ -117,6 +118,26 @@ class Dataset:
     def item_titles(self) -> pl.Series | None:
         """Titles of the items, by code, or None if the source has none."""
         return self.items["title"] if "title" in self.items.columns else None
+
+    def with_attributes(self, items: Any = None, users: Any = None) -> Dataset:
+        """Return a copy with attributes of items and users, such as categories, tags and prices.
+
+        Parameters
+        ----------
+        items, users : polars or pandas DataFrame, optional
+            One row for each, with a column of ids and one for each attribute; docs/attributes.md describes the types.
+            Items and users that are not in the data set are added without interactions.
+
+        Examples
+        --------
+        >>> data = Dataset.from_frame(pl.DataFrame({"user": ["ann"], "item": ["x"]}), ratios=(1, 0, 0))
+        >>> data.with_attributes(pl.DataFrame({"item": ["y", "x"], "genre": ["rock", "jazz"]})).items.rows()
+        [('x', 'jazz'), ('y', 'rock')]
+        """
+        all_users, all_items = _joined(self.users, users, "user"), _joined(self.items, items, "item")
+        train, valid, test = (getattr(self, name).extended((len(all_users), len(all_items))) for name in SPLIT_PARTS)
+        meta = {name: value for name, value in self.meta.items() if name != "checksum"}
+        return Dataset(train, valid, test, all_users, all_items, meta)
 
     def encode_users(self, ids: Any) -> NDArray[np.int32]:
         """Return the codes of external user ids: int32 [len(ids)].
@@ -323,6 +344,14 @@ def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
     return pl.read_parquet(path / f"{name}.parquet")
 
 
+def _joined(known: pl.DataFrame, given: Any, kind: str) -> pl.DataFrame:
+    """Join a frame of attributes to a table of users or items, if there is one."""
+    if given is None:
+        return known
+    frame = given if isinstance(given, pl.DataFrame) else from_pandas(given, list(given.columns))
+    return attributes.join(known, attributes.checked_attributes(frame, kind, f"the {kind}s"), kind)
+
+
 def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
     if ids is None:
         return None
@@ -367,4 +396,7 @@ def _checksum(data: Dataset) -> str:
         digest.update(np.ascontiguousarray(matrix.indices, dtype="<i4").data)
         if matrix.weights is not None:
             digest.update(np.ascontiguousarray(matrix.weights, dtype="<f4").data)
+    for table in (data.users, data.items):
+        if names := attributes.attributes(table):
+            digest.update(table.select(names).write_ndjson().encode())
     return digest.hexdigest()
