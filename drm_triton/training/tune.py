@@ -38,8 +38,18 @@ from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 from drm_triton.training.weights import require_weights
 
-FIXED_ONLY = ("seed", "monitor", "fit_on", "eval_every", "patience", "backend", "threads")  # never searched
+FIXED_ONLY = (
+    "seed",
+    "monitor",
+    "fit_on",
+    "eval_every",
+    "patience",
+    "stop_after",
+    "backend",
+    "threads",
+)  # never searched
 FREE = ("backend", "threads")  # may change between the sessions of a study
+MAX_VALIDATIONS = 20  # of a trial
 
 Point = dict[str, Any]  # a point of the search space: option -> value, under the names in files
 Record = dict[str, Any]  # one line of trials.jsonl
@@ -295,9 +305,9 @@ def with_validations(config: Config) -> Config:
     A final training on train and valid has no validation part, so it ends with its last epoch. With a constant learning
     rate, epoch e does not depend on the number of epochs. A trial is therefore evaluated by its best epoch, and a later
     training can stop there. The linear schedule depends on the number of epochs, so only the last epoch can be
-    reproduced.
+    reproduced. Ranking all items can take longer than an epoch, so there are at most MAX_VALIDATIONS of them.
     """
-    every = config.epochs if config.epochs_matter else max(config.eval_every, 1)
+    every = config.epochs if config.epochs_matter else max(config.eval_every, -(-config.epochs // MAX_VALIDATIONS))
     return replaced(config, eval_every=every)
 
 
