@@ -23,6 +23,7 @@ from drm_triton import atomic
 from drm_triton.base_config import Config
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.frames import is_pandas, to_pandas
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
 from drm_triton.kernels.devices import to_device
@@ -76,6 +77,7 @@ class Recommender(ABC, Generic[C]):
         self._tensors: Tensors | None = None  # what was learned
         self._interactions: Dataset | None = None
         self._epoch: int | None = None
+        self._pandas = False  # whether it was fitted on a pandas frame
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config.changed().items())
@@ -183,6 +185,7 @@ class Recommender(ABC, Generic[C]):
         """
         if resume and run is None:
             raise InputError(f"{type(self).__name__}.fit: `resume` needs `run`, the directory of the run to continue")
+        self._pandas = is_pandas(dataset)
         dataset = Dataset.of(dataset, weighted=self.config.weighted)
         self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
@@ -313,9 +316,11 @@ class Recommender(ABC, Generic[C]):
         Returns
         -------
         polars.DataFrame
-            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain.
+            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. It is a
+            pandas frame if the model was fitted on one, or if `users` is a pandas object.
         """
-        return pl.concat(self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown))
+        blocks = self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown)
+        return self._as_given(pl.concat(blocks), users)
 
     def recommend_from(
         self,
@@ -349,7 +354,8 @@ class Recommender(ABC, Generic[C]):
         >>> model.recommend_from({"dora": ["x"]}, k=1).select("user", "item").rows()
         [('dora', 'y')]
         """
-        return pl.concat(self.recommend_blocks(None, histories, k, exclude_seen, only, without, unknown))
+        blocks = self.recommend_blocks(None, histories, k, exclude_seen, only, without, unknown)
+        return self._as_given(pl.concat(blocks), histories)
 
     def recommend_blocks(
         self,
@@ -399,7 +405,7 @@ class Recommender(ABC, Generic[C]):
         data = self.interactions
         codes = data.encode_items(items)
         index, queries = self.similarity(codes)
-        return similar_frame("item", codes, data.item_ids, index, queries, k)
+        return self._as_given(similar_frame("item", codes, data.item_ids, index, queries, k), items)
 
     def ranker(self) -> Ranker:
         """Return the function that ranks all items for users of the training data."""
@@ -540,6 +546,13 @@ class Recommender(ABC, Generic[C]):
 
     # -- internal ------------------------------------------------------------------------------------------------
 
+    def _as_given(self, frame: pl.DataFrame, argument: object) -> pl.DataFrame:
+        """Return a result as a pandas frame if the caller uses pandas."""
+        if self._pandas or is_pandas(argument):
+            converted: Any = to_pandas(frame)
+            return converted  # type: ignore[no-any-return]  # the annotation serves those who use polars
+        return frame
+
     def _check_sizes(self, where: str) -> None:
         """Raise if the tensors do not have the numbers of users and items of the interactions."""
 
@@ -660,7 +673,7 @@ class FactorRecommender(Recommender[C]):
             reason = describe_users_without_interactions(users, "the training data")
             raise InputError(f"{reason}, so the model cannot compare them; give other users")
         index, queries = self._similarity(self.user_factors, codes, np.flatnonzero(trained))
-        return similar_frame("user", codes, data.user_ids, index, queries, k)
+        return self._as_given(similar_frame("user", codes, data.user_ids, index, queries, k), users)
 
     def _similarity(
         self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None

@@ -235,7 +235,7 @@ class Dataset:
             return interactions
         if hasattr(interactions, "tocsr"):
             return cls.from_csr(interactions, weighted=weighted)
-        if hasattr(interactions, "columns"):
+        if isinstance(interactions, pl.LazyFrame) or hasattr(interactions, "columns"):
             return cls.from_frame(interactions, ratios=(1, 0, 0), weight="weight" if weighted else None)
         raise InputError(
             f"interactions must be a Dataset, a polars or pandas frame, or a scipy sparse matrix, not "
