@@ -286,7 +286,7 @@ class Dataset:
 def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
     if path is None:
         return pl.DataFrame({"id": pl.int_range(rows, eager=True)})
-    return pl.read_parquet(path / f"{name}.parquet")
+    return store.read_table(path, name)
 
 
 def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:

@@ -47,7 +47,7 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     InputError
         If a given column does not exist, or if the column of users or items is missing or ambiguous.
     """
-    listed = ", ".join(repr(column) for column in columns)
+    listed = listing(columns)
     found: dict[str, str] = {}
     for role in ROLES:
         name = given.get(role)
@@ -64,7 +64,7 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
             found[role] = matches[0]
         elif role in ("user", "item"):
             if matches:
-                candidates = ", ".join(map(repr, matches))
+                candidates = listing(matches)
                 raise InputError(
                     f"several columns of {where} could contain the {role}s: {candidates}; name one as `{role}`"
                 )
@@ -89,6 +89,18 @@ def spells(name: str, role: str) -> bool:
     """
     word = plain(name)
     return word in SPELLINGS[role] or (role in ("user", "item") and word.removesuffix("id") in SPELLINGS[role])
+
+
+def listing(names: Sequence[str], most: int = 20) -> str:
+    """Return names for a message, the first of them if there are many.
+
+    Examples
+    --------
+    >>> listing(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    listed = ", ".join(repr(name) for name in names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most:,} more"
 
 
 def plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from drm_triton.data.frames import from_pandas
-from drm_triton.data.prepare.columns import ROLES, find_columns, plain, spells
+from drm_triton.data.prepare.columns import ROLES, find_columns, listing, plain, spells
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import InputFile, Inputs
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
@@ -81,7 +82,7 @@ def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.
     if title is None or item is None:
         raise InputError(
             f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
-            f"its columns are {columns}"
+            f"its columns are {listing(columns)}"
         )
     return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
 
@@ -113,7 +114,7 @@ def scan(
     """
     if file.kind == "parquet":
         _refuse_columns(file, file_format)
-        return pl.scan_parquet(file.path), "typed", str
+        return pl.scan_parquet(file.path, glob=False), "typed", str
     if file.suffix in (".parquet", ".pq"):
         raise InputError(f"cannot read {file.name}: it is damaged, or not a Parquet file despite its name")
     file = to_utf8(inputs, file, file_format)
@@ -124,7 +125,8 @@ def scan(
     if start.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
         _refuse_columns(file, file_format)
         file = inputs.without_mark(file)
-        return pl.scan_ndjson(file.path, infer_schema_length=sample), "lines", partial(file.first_bad_line, _is_row)
+        lines_frame = pl.scan_ndjson(glob.escape(str(file.path)), infer_schema_length=sample)  # it has no glob=False
+        return lines_frame, "lines", partial(file.first_bad_line, _is_row)
     if start.startswith("[") and file.suffix == ".json":
         _refuse_columns(file, file_format)
         file = inputs.without_mark(file)

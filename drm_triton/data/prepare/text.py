@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import polars as pl
 
-from drm_triton.data.prepare.columns import ROLES, spells
+from drm_triton.data.prepare.columns import ROLES, listing, spells
 from drm_triton.data.prepare.failures import read_errors
-from drm_triton.data.prepare.inputs import InputFile, Inputs
+from drm_triton.data.prepare.inputs import InputFile, Inputs, printable
 from drm_triton.data.prepare.raw import FileFormat
 from drm_triton.errors import InputError
 
@@ -60,8 +61,10 @@ def lines_of(file: InputFile, lossy: bool = False) -> pl.LazyFrame:
 def given_separator(file_format: FileFormat) -> str | None:
     """Return the separator that the user gave, by itself or by name, or None."""
     separator = file_format.separator and _NAMED.get(file_format.separator, file_format.separator)
-    if separator and set(separator) & set('"\r\n'):
-        raise InputError(f"`separator` {separator!r} cannot be used: quotation marks and line ends have other meanings")
+    if separator and (set(separator) & set('"\r\n') or printable(separator) != separator):
+        raise InputError(
+            f"`separator` {separator!r} cannot be used: give other characters than quotation marks and line ends, in UTF-8"
+        )
     return separator
 
 
@@ -143,7 +146,8 @@ def scan_text(
     with read_errors(file.name):
         columns = open_csv().collect_schema().names()
     renamed = _padded(names, len(columns)) if names else [c.strip() for c in columns]
-    repeated = [c for c in first_row if first_row.count(c) > 1 and any(spells(c, role) for role in ROLES)]
+    counts = Counter(first_row)
+    repeated = [c for c, count in counts.items() if count > 1 and any(spells(c, role) for role in ROLES)]
     if repeated and not names:
         raise InputError(
             f"{file.name} has several columns named {repeated[0]!r}: rename one, or remove the header and "
@@ -175,12 +179,12 @@ def _check_positions(name: str, names: list[str], first_row: list[str]) -> None:
         )
     if len(names) > len(first_row):
         raise InputError(
-            f"`columns` names {len(names)} columns, but {name} has {len(first_row)}: {first_row}; check `separator`"
+            f"`columns` names {len(names)} columns, but {name} has {len(first_row)}: {listing(first_row)}; check `separator`"
         )
     roles = [{role for role in ROLES if spells(field, role)} for field in first_row]
     if {"user"} in roles and {"item"} in roles:
         raise InputError(
-            f"{name} begins with a header, {first_row}: leave out `columns`, or name columns with `user` and `item`"
+            f"{name} begins with a header, {listing(first_row)}: leave out `columns`, or name columns with `user` and `item`"
         )
 
 
