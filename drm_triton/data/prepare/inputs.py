@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import collections
 import fnmatch
 import glob
 import gzip
@@ -35,6 +36,7 @@ _MAGIC: dict[bytes, str] = {
 _OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 _NO_DATA = re.compile(r"(readme|licen[cs]e|copying|notice|changelog|citation)\b", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
+_MOST_LINES = 100  # of a quoted field, where bad lines are skipped
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,7 @@ class InputFile:
         try:
             with self.open() as handle:
                 for number, line in enumerate(handle, start=1):
-                    try:
-                        good = is_good(line.decode("utf-8"))
-                    except (ValueError, RecursionError):  # the second of JSON that is nested too deeply
-                        good = False
-                    if not good:
+                    if not _is_good(line, is_good):
                         return f"line {number:,}"
         except READ_ERRORS:
             pass  # the caller is reporting it
@@ -175,6 +173,46 @@ class Inputs:
                 with target.open("w", encoding="utf-8", newline="") as text:
                     shutil.copyfileobj(io.TextIOWrapper(packed, encoding, newline=""), text, _CHUNK_BYTES)
         return target
+
+    def without_bad_lines(
+        self, file: InputFile, is_good: Callable[[str], bool], quoted: bool
+    ) -> tuple[InputFile, int, str]:
+        """Copy the good lines of a text file.
+
+        Parameters
+        ----------
+        is_good : returns whether a line can be used
+        quoted : a field in quotation marks may contain line ends. Lines up to the mark that closes it are one.
+
+        Returns
+        -------
+        copy : InputFile
+        skipped : number of lines that are not UTF-8 or not good
+        first : the first of them, as "line 17"
+        """
+        if file.kind == "zstd":
+            raise InputError(f"{file.name} is compressed with zstd, so its bad rows cannot be skipped: unpack it first")
+        target = self._new_path(file.suffix)
+        skipped, first, waiting, number = 0, "", collections.deque[bytes](), 0
+        with read_errors(file.name), file.open() as packed, target.open("wb") as good:
+            while waiting or (line := packed.readline()):
+                if waiting:
+                    line = waiting.popleft()
+                number += 1
+                taken = [line]
+                while quoted and b"".join(taken).count(b'"') % 2 and len(taken) < _MOST_LINES:
+                    following = waiting.popleft() if waiting else packed.readline()
+                    if not following:
+                        break
+                    taken.append(following)
+                row = b"".join(taken)
+                if not (quoted and row.count(b'"') % 2) and _is_good(row, is_good):
+                    good.write(row)
+                    number += len(taken) - 1
+                    continue
+                skipped, first = skipped + 1, first or f"line {number:,}"
+                waiting.extendleft(reversed(taken[1:]))  # the next line may be good
+        return InputFile(file.name, target, file.on_disk), skipped, first
 
     def without_mark(self, file: InputFile) -> InputFile:
         """Return the file, or a copy without its byte order mark, which Polars does not accept in JSON."""
@@ -268,6 +306,13 @@ def printable(name: str | Path) -> str:
     'caf\\xe9.csv'
     """
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _is_good(line: bytes, is_good: Callable[[str], bool]) -> bool:
+    try:
+        return is_good(line.decode("utf-8"))
+    except (ValueError, RecursionError):  # the second of JSON that is nested too deeply
+        return False
 
 
 def _fits(name: str, pattern: str) -> bool:

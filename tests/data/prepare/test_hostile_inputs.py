@@ -67,7 +67,7 @@ def test_a_raw_file_is_never_another_one(tmp_path: Path, name: str, monkeypatch:
 def test_names_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
     raw, out = (tmp_path / os.fsdecode(name) for name in (b"caf\xe9" + suffix.encode(), b"out\xff"))
     raw.write_text("user,item\n1,2\n" if suffix == ".csv" else '{"user":1,"item":2}\n')
-    code, text, err = call("prepare", "table", "--raw", raw, "--out", out, "-q")
+    code, _, err = call("prepare", "table", "--raw", raw, "--out", out, "-q")
     assert (code, err) == (0, "")
     data = Dataset.load(out)
     assert ids(data) == ([1], [2])
