@@ -130,6 +130,8 @@ def _columns(meta: Mapping[str, Any]) -> list[str]:
     width = min(max(len(entry["column"]) for entry in columns.values()), 24)
     lines = [""]
     for role, entry in columns.items():
+        if role == "rating" and "used" in entry:
+            continue  # the column was named as the weight
         facts = []
         if "least" in entry:
             facts.append(f"{_value(role, entry['least'])} … {_value(role, entry['most'])}")
@@ -138,13 +140,13 @@ def _columns(meta: Mapping[str, Any]) -> list[str]:
         if entry.get("used") is False:
             facts.append("not used")
         elif role == "rating" and (meta.get("options") or {}).get("min_rating") is None:
-            facts.append("no threshold")
-        lines.append(_line(f"{role:<9} ← {entry['column']:<{width}}  {', '.join(facts)}", 14 + width))
+            facts.append("all above 0 count alike")
+        lines.append(_line(f"{role:<9} ← {entry['column']:<{width}}  {'; '.join(facts)}", 14 + width))
     ignored = meta.get("ignored_columns")
     if ignored:
         shown = ", ".join(ignored[:20]) + (f" and {len(ignored) - 20:,} more" if len(ignored) > 20 else "")
         lines.append(_line(f"ignored: {shown}", 9))
-    flags = {name: f"--{name.replace('_', '-')}" for name in ("weight", "event_weight")}
+    flags = {name: f"--{name.replace('_', '-')}" for name in ("weight", "rating", "event_weight")}
     return lines + [_line(f"note: {in_flags(note, flags)}", 6) for note in meta.get("notes") or ()]
 
 
@@ -178,7 +180,7 @@ def _steps(meta: Mapping[str, Any]) -> list[str]:
         lines.append(_line(f"rows of each event: {counts}", 2))
     skipped = meta.get("skipped")
     if skipped:
-        lines.append(_line(f"skipped before: {skipped['rows']:,} rows, the first {skipped['first']}", 2))
+        lines.append(_line(f"skipped before: {skipped['rows']:,} rows; the first: {skipped['first']}", 2))
     return lines
 
 

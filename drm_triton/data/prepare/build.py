@@ -7,11 +7,12 @@ lower half. Sorting these integers puts duplicates side by side and leaves the r
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -71,7 +72,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
 
     with reporter.step("read") as step:
         rows = collect(raw, options)
-        frame, described = rows.frame, describe_rows(raw, rows)
+        frame, described = rows.frame, describe_rows(rows)
         warn_skipped(rows)
         step.note(f"{len(frame):,} rows")
         del rows
@@ -153,7 +154,8 @@ def keep_rated(frame: pl.DataFrame, raw: RawInteractions, min_rating: float | No
     kept = frame.filter("keep")
     removed = len(frame) - len(kept)
     if removed and min_rating is None:
-        advice = f"`min_rating` {frame['rating'].min():g} keeps them" if not raw.is_split else ""
+        least = cast(float, frame["rating"].fill_nan(None).min())
+        advice = f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
         if raw.has_columns:
             advice += (", and " if advice else "") + "`rating` '' ignores all ratings"
         warnings.warn(
@@ -170,7 +172,7 @@ def warn_skipped(rows: Rows) -> None:
     if rows.skipped:
         total = rows.skipped + len(rows.frame)
         warnings.warn(
-            f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first is {rows.first_skipped}",
+            f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}",
             UserWarning,
             stacklevel=4,
         )

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from drm_triton.data.prepare.columns import WEIGHT_NAMES, listing, plain, spells
-from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.raw import RawInteractions
 from drm_triton.data.prepare.read import SAMPLE_ROWS, Rows
 
+_RATING_ENDS = ("rating", "score", "stars")  # of names that are not recognised
 _EPOCH = datetime(1970, 1, 1)  # in UTC
 
 
@@ -33,6 +33,9 @@ def column_notes(found: Mapping[str, str], columns: Sequence[str], has_event_wei
         for column in columns:
             if plain(column) in WEIGHT_NAMES and column not in others:
                 notes.append(f"{column!r} looks like weights: `weight` {column} makes them count in training")
+    for column in columns:
+        if "rating" not in found and plain(column).endswith(_RATING_ENDS) and not spells(column, "rating"):
+            notes.append(f"{column!r} looks like ratings: `rating` {column} uses them")
     if "event" in found and not has_event_weight:
         notes.append(
             f"{found['event']!r} looks like types of events, which all count alike now: `event_weight` with, for "
@@ -41,9 +44,10 @@ def column_notes(found: Mapping[str, str], columns: Sequence[str], has_event_wei
     return notes
 
 
-def describe_rows(raw: RawInteractions, rows: Rows) -> dict[str, Any]:
+def describe_rows(rows: Rows) -> dict[str, Any]:
     """Return the entries of meta.json about the columns of a table and about rows that were skipped."""
     described: dict[str, Any] = {}
+    raw = rows.raw
     if raw.roles:
         examples = _examples(raw)
         described["columns"] = {
@@ -60,7 +64,7 @@ def describe_rows(raw: RawInteractions, rows: Rows) -> dict[str, Any]:
 def _examples(raw: RawInteractions) -> dict[str, Any]:
     """Return the first value of each role that is not missing, as it is in the file."""
     table = raw.tables[0]
-    with read_errors(table.name, table.locate):
+    with table.read_errors():
         head = table.frame.head(SAMPLE_ROWS).collect()
     examples = {}
     for column in head.drop("row", strict=False).iter_columns():

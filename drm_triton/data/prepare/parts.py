@@ -92,7 +92,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
     """Build a data set from tables that all have a part. Its meta contains the statistics of each step."""
     with reporter.step("read") as step:
         read = collect(raw, BuildOptions())
-        frame, described = read.frame, describe_rows(raw, read)
+        frame, described = read.frame, describe_rows(read)
         warn_skipped(read)
         step.note(f"{len(frame):,} rows")
         del read

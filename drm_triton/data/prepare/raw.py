@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 import polars as pl
 
+from drm_triton.data.prepare.failures import read_errors
 from drm_triton.errors import InputError
 from drm_triton.names import WEIGHT_RANGE, DecimalMark, SplitPart
 
@@ -74,15 +76,6 @@ class FileFormat:
 
 
 @dataclass(frozen=True)
-class Repair:
-    """A file without the lines that cannot be read: its frame, how many lines were left out, and the first of them."""
-
-    frame: pl.LazyFrame
-    skipped: int
-    first: str
-
-
-@dataclass(frozen=True)
 class RawTable:
     """The interactions of one file.
 
@@ -96,7 +89,8 @@ class RawTable:
     unit : what messages call a row of the file
     columns : names of all columns of the file, if the user can choose among them
     part : train, valid or test if the files are already split; either all tables have a part or none
-    repair : returns the file without the lines that cannot be read, if it consists of lines
+    repair : returns the table without the lines that cannot be read, if the file consists of lines
+    skipped, first_skipped : number of lines that were left out, and the first of them, for messages
     """
 
     name: str
@@ -106,7 +100,19 @@ class RawTable:
     unit: str = "row"
     columns: Sequence[str] = ()
     part: SplitPart | None = None
-    repair: Callable[[], Repair] | None = None
+    repair: Callable[[], RawTable] | None = None
+    skipped: int = 0
+    first_skipped: str = ""
+
+    @contextmanager
+    def read_errors(self) -> Iterator[None]:
+        """Raise an InputError that explains whatever fails while the file is read, and where."""
+        try:
+            with read_errors(self.name, self.locate):
+                yield
+        except InputError as error:
+            advice = "; or give `skip_bad_rows` to leave out all such lines" if self.repair else ""
+            raise InputError(f"{error}{advice}") from error
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from drm_triton.data.prepare.values import (
     date_evidence,
     id_values,
     is_kept,
+    is_missing,
     rating_values,
     shows_decimal,
     time_values,
@@ -41,12 +42,14 @@ class Rows:
 
     Attributes
     ----------
+    raw : where they come from
     frame : columns user, item, and as needed event, keep (the rating suffices), rating, time, weight, part
     dates : the times are dates, in microseconds
     skipped : number of rows that were left out because they cannot be used
     first_skipped : the first of them, and what is wrong with it
     """
 
+    raw: RawInteractions
     frame: pl.DataFrame
     dates: bool = False
     skipped: int = 0
@@ -56,19 +59,19 @@ class Rows:
 def collect(raw: RawInteractions, options: BuildOptions) -> Rows:
     """Read the columns needed. With `skip_bad_rows`, lines that cannot be read are removed from copies of the files."""
     try:
-        return _collect_rows(raw, options)
+        rows = _collect_rows(raw, options)
     except InputError:
-        repairs = [t.repair() if t.repair else None for t in raw.tables] if raw.file_format.skip_bad_rows else []
-        skipped = sum(repair.skipped for repair in repairs if repair)
-        if not skipped:
+        if not raw.file_format.skip_bad_rows:
             raise
-    tables = [
-        replace(table, frame=repair.frame, quick=None) if repair else table
-        for table, repair in zip(raw.tables, repairs, strict=True)
-    ]
-    rows = _collect_rows(replace(raw, tables=tables), options)
-    first = next(repair.first for repair in repairs if repair and repair.skipped)
-    return replace(rows, skipped=rows.skipped + skipped, first_skipped=first)
+        repaired = replace(raw, tables=[table.repair() if table.repair else table for table in raw.tables])
+        if not any(table.skipped for table in repaired.tables):
+            raise  # it is something else
+        rows = _collect_rows(repaired, options)
+    skipped = [table for table in rows.raw.tables if table.skipped]
+    if not skipped:
+        return rows
+    total = rows.skipped + sum(table.skipped for table in skipped)
+    return replace(rows, skipped=total, first_skipped=skipped[0].first_skipped)
 
 
 def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
@@ -116,7 +119,7 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
             continue
         lost = [name for name in columns if name != "rating" and frame[name].null_count()]
         if not lost:
-            return Rows(frame, time is not None and time[1])
+            return Rows(raw, frame, time is not None and time[1])
         if not careful:
             careful, view = True, raw
         elif any(whole.get(name) and _has_text_ids(raw, name, columns[name], skip) for name in lost):
@@ -129,7 +132,7 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
     if not skip:
         raise InputError(f"{problem}: {advice}")
     good = frame.drop_nulls(lost)
-    return Rows(good, time is not None and time[1], len(frame) - len(good), problem)
+    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem)
 
 
 def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:
@@ -161,12 +164,8 @@ def _collect(raw: RawInteractions, query: pl.LazyFrame) -> pl.DataFrame:
             return query.collect(engine="streaming")
     except InputError:
         for table in raw.tables:
-            try:
-                with read_errors(table.name, table.locate):
-                    table.frame.collect(engine="streaming")
-            except InputError as error:
-                advice = "; or give `skip_bad_rows` to leave out all such lines" if table.repair else ""
-                raise InputError(f"{error}{advice}") from error
+            with table.read_errors():
+                table.frame.collect(engine="streaming")
         raise
 
 
@@ -174,7 +173,7 @@ def _schema(raw: RawInteractions) -> dict[str, pl.DataType]:
     """Return the types of the columns that all files have."""
     schemas = []
     for table in raw.tables:
-        with read_errors(table.name, table.locate):
+        with table.read_errors():
             schemas.append(table.frame.collect_schema())
     common = [c for c in schemas[0].names() if c != "row" and all(c in s for s in schemas)]
     return {c: _common_type([s[c] for s in schemas], is_id=c in IDS) for c in common}
@@ -219,13 +218,16 @@ def _looks_whole(raw: RawInteractions, role: str) -> bool:
         return True
     if not raw.text or dtype != pl.String:
         return False
-    return bool(_sample(raw, role).str.strip_chars().str.contains(WHOLE_NUMBER).all())
+    sample = _sample(raw, role).str.strip_chars()
+    if raw.file_format.skip_bad_rows:  # which a missing id is
+        sample = sample.filter(~sample.to_frame(role).select(is_missing(pl.col(role))).to_series())
+    return bool(sample.str.contains(WHOLE_NUMBER).all())
 
 
 def _sample(raw: RawInteractions, column: str) -> pl.Series:
     """Return the first values of a column that are not null."""
     table = raw.tables[0]
-    with read_errors(table.name, table.locate):
+    with table.read_errors():
         return table.frame.select(column).head(SAMPLE_ROWS).collect().to_series().drop_nulls()
 
 
@@ -266,11 +268,12 @@ def _date_order(raw: RawInteractions) -> str:
     return DATE_ORDERS[0] if day_first else DATE_ORDERS[1]
 
 
+_EXAMPLE = "for example '%d/%m/%Y %H:%M'"
 _PROBLEMS = {  # column that has a null -> role, what is wrong
     "user": ("user", "has no usable user id"),
     "item": ("item", "has no usable item id"),
     "keep": ("rating", "has a rating that is missing or not a number"),
-    "time": ("timestamp", "has a time that is neither a number nor like 2020-12-31 23:59:59"),
+    "time": ("timestamp", "has a time that is neither a number nor a date like that of other rows"),
     "weight": ("weight", f"has a weight that is not a number from {WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}"),
 }
 
@@ -285,7 +288,8 @@ def _problem_at(raw: RawInteractions, column: str, expression: pl.Expr) -> tuple
     if raw.has_columns:
         advice += ", or give `skip_bad_rows` to leave out all such rows"
     if raw.has_columns and column == "time":
-        advice += "; if it is a date, give `date_format`, for example '%d/%m/%Y %H:%M'"
+        given = raw.file_format.date_format
+        advice += f"; check `date_format` {given!r}" if given else f"; if it is a date, give `date_format`, {_EXAMPLE}"
     if raw.has_columns and column == "weight":
         advice += "; to leave out all rows with small weights, name the column as `rating` too and give `min_rating`"
     schema = _schema(raw)

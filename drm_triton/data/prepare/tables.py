@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from drm_triton.data.prepare.columns import ROLES, find_columns, listing, plain,
 from drm_triton.data.prepare.description import column_notes
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import InputFile, Inputs
-from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable, Repair
+from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.text import first_lines, scan_text, to_utf8
 from drm_triton.errors import InputError
 
@@ -45,6 +46,7 @@ class Scanned:
     lines : the first lines of a text file
     is_good : returns whether a line can be read; None if the file does not consist of lines
     quoted : fields may be in quotation marks
+    skipped, first_skipped : number of lines that were left out already, and the first of them
     """
 
     frame: pl.LazyFrame
@@ -53,10 +55,17 @@ class Scanned:
     lines: Sequence[str] = ()
     is_good: Callable[[str], bool] | None = None
     quoted: bool = False
+    skipped: int = 0
+    first_skipped: str = ""
 
     def locate(self) -> str:
         """Return the damaged line of a file that cannot be read, as "line 17", or ""."""
         return self.file.first_bad_line(self.is_good) if self.is_good else ""
+
+    def columns(self) -> list[str]:
+        """Return the names of the columns."""
+        with read_errors(self.file.name, self.locate):
+            return self.frame.collect_schema().names()
 
 
 def read_tables(
@@ -69,12 +78,16 @@ def read_tables(
         given["weight"] = "weight"  # named by its position
     for file in files:
         scanned = scan(inputs, file, file_format)
-        with read_errors(file.name, scanned.locate):
-            columns = scanned.frame.collect_schema().names()
+        try:
+            columns = scanned.columns()
+        except InputError:
+            if not (file_format.skip_bad_rows and scanned.kind == "lines"):
+                raise
+            scanned = _without_bad_lines(inputs, scanned, given)
+            columns = scanned.columns()
         found = find_columns(columns, given, file.name, _headerless_hint(columns))
         used = _used(found, file_format, file.name)
-        table = _table(inputs, scanned, used, file_format)
-        tables.append(replace(table, columns=columns))
+        tables.append(_table(inputs, scanned, used, columns, file_format))
         kinds.add(scanned.kind)
         found_in.append(found)
         columns_of.append(columns)
@@ -88,7 +101,9 @@ def read_tables(
     )
 
 
-def _table(inputs: Inputs, scanned: Scanned, found: Mapping[str, str], file_format: FileFormat) -> RawTable:
+def _table(
+    inputs: Inputs, scanned: Scanned, found: Mapping[str, str], columns: Sequence[str], file_format: FileFormat
+) -> RawTable:
     """Return the columns that have a role."""
     roles = [pl.col(name).alias(role) for role, name in found.items()]
     file, frame, quick, unit, is_good = scanned.file, scanned.frame, None, "row", scanned.is_good
@@ -98,18 +113,46 @@ def _table(inputs: Inputs, scanned: Scanned, found: Mapping[str, str], file_form
     elif scanned.kind == "lines":
         quick, frame = frame.select(roles), _scan_lines(file, sample=None)
         is_good = partial(_is_row, columns=tuple(found.values()))
-    table = RawTable(file.name, frame.select(roles), str, quick, unit)
+    table = RawTable(file.name, frame.select(roles), str, quick, unit, columns)
     if is_good is None:
         return table
 
-    def repair() -> Repair:
+    def repair() -> RawTable:
         copy, skipped, first = inputs.without_bad_lines(file, is_good, scanned.quoted)
         if scanned.kind == "lines":
-            return Repair(_scan_lines(copy, sample=None).select(roles), skipped, f"{first} of {file.name}")
-        whole = scan_text(copy, scanned.lines, file_format, None)[0]
-        return Repair(whole.select(roles), skipped, f"{first} of {file.name}")
+            frame = _scan_lines(copy, sample=None)
+        else:
+            frame = scan_text(copy, scanned.lines, file_format, None)[0]
+        return replace(
+            table,
+            frame=frame.select(roles),
+            quick=None,
+            skipped=scanned.skipped + skipped,
+            first_skipped=_cannot_be_read(scanned.first_skipped or first, file),
+        )
 
-    return replace(table, locate=partial(file.first_bad_line, is_good), repair=repair)
+    return replace(
+        table,
+        locate=partial(file.first_bad_line, is_good),
+        repair=repair,
+        skipped=scanned.skipped,
+        first_skipped=_cannot_be_read(scanned.first_skipped, file),
+    )
+
+
+def _cannot_be_read(line: str, file: InputFile) -> str:
+    return f"{line} of {file.name} cannot be read"
+
+
+def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str | None]) -> Scanned:
+    """Return JSON lines without those that are no objects, or have a list or an object in a column with a role."""
+    objects, _, _ = inputs.without_bad_lines(scanned.file, _is_row, quoted=False)
+    with objects.open() as lines:
+        keys = dict.fromkeys(key for line in itertools.islice(lines, 1000) if line.strip() for key in json.loads(line))
+    found = find_columns(list(keys), given, scanned.file.name)
+    is_good = partial(_is_row, columns=tuple(found.values()))
+    copy, skipped, first = inputs.without_bad_lines(scanned.file, is_good, quoted=False)
+    return replace(scanned, frame=_scan_lines(copy, sample=1000), file=copy, skipped=skipped, first_skipped=first)
 
 
 def _used(found: Mapping[str, str], file_format: FileFormat, where: str) -> dict[str, str]:
