@@ -23,6 +23,7 @@ from drm_triton.data.prepare.description import describe_rows
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.raw import RawInteractions
 from drm_triton.data.prepare.read import Rows, collect
+from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios, split
 from drm_triton.errors import InputError
 from drm_triton.names import SplitName
@@ -78,6 +79,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         del rows
     with reporter.step("filter") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
+        warn_missing(user_ids, item_ids, raw)
         record("read", len(frame), len(user_ids), len(item_ids))
         if raw.file_format.event_weight is not None:
             described["events"] = count_events(frame, raw)
@@ -176,6 +178,21 @@ def warn_skipped(rows: Rows) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions) -> None:
+    """Warn of ids that are spelled like a missing value."""
+    for role, ids in (("user", user_ids), ("item", item_ids)):
+        if not (raw.text and raw.has_columns) or ids.dtype != pl.String:
+            continue
+        missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
+        if len(missing):
+            warnings.warn(
+                f"{raw.name} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
+                "`skip_bad_rows` to leave out these rows if it means that the id is missing",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def distinct_ids(frame: pl.DataFrame) -> tuple[int, int]:

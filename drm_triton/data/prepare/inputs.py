@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import collections
+import csv
 import fnmatch
 import glob
 import gzip
@@ -311,7 +312,7 @@ def printable(name: str | Path) -> str:
 def _is_good(line: bytes, is_good: Callable[[str], bool]) -> bool:
     try:
         return is_good(line.decode("utf-8"))
-    except (ValueError, RecursionError):  # the second of JSON that is nested too deeply
+    except (ValueError, csv.Error, RecursionError):  # the last of JSON that is nested too deeply
         return False
 
 

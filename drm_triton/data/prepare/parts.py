@@ -26,6 +26,7 @@ from drm_triton.data.prepare.build import (
     distinct_ids,
     keep_rated,
     to_codes,
+    warn_missing,
     warn_skipped,
     weigh_events,
     with_titles,
@@ -110,6 +111,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
             raise InputError(f"{table.name} has no interactions: give the {table.part} part of the split")
     with reporter.step("encode") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
+        warn_missing(user_ids, item_ids, raw)
         shape = (len(user_ids), len(item_ids))
         sizes = {"users": shape[0], "items": shape[1]}
         codes = to_codes(frame, user_ids, item_ids)

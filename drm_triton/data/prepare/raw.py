@@ -14,6 +14,7 @@ from drm_triton.data.prepare.failures import read_errors
 from drm_triton.errors import InputError
 from drm_triton.names import WEIGHT_RANGE, DecimalMark, SplitPart
 
+SKIP_LINES = "; or give `skip_bad_rows` to leave out all such lines"  # advice about a file that cannot be read
 DATE_ORDERS = ("day-first", "month-first")  # values of `date_format` besides patterns
 
 
@@ -111,8 +112,7 @@ class RawTable:
             with read_errors(self.name, self.locate):
                 yield
         except InputError as error:
-            advice = "; or give `skip_bad_rows` to leave out all such lines" if self.repair else ""
-            raise InputError(f"{error}{advice}") from error
+            raise InputError(f"{error}{SKIP_LINES if self.repair else ''}") from error
 
 
 @dataclass(frozen=True)

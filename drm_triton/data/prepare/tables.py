@@ -17,7 +17,7 @@ from drm_triton.data.prepare.columns import ROLES, find_columns, listing, plain,
 from drm_triton.data.prepare.description import column_notes
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import InputFile, Inputs
-from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
+from drm_triton.data.prepare.raw import SKIP_LINES, FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.text import first_lines, scan_text, to_utf8
 from drm_triton.errors import InputError
 
@@ -81,9 +81,9 @@ def read_tables(
         try:
             columns = scanned.columns()
         except InputError:
-            if not (file_format.skip_bad_rows and scanned.kind == "lines"):
+            if scanned.kind != "lines":
                 raise
-            scanned = _without_bad_lines(inputs, scanned, given)
+            scanned = _without_bad_lines(inputs, scanned, given, bool(file_format.skip_bad_rows))
             columns = scanned.columns()
         found = find_columns(columns, given, file.name, _headerless_hint(columns))
         used = _used(found, file_format, file.name)
@@ -144,14 +144,24 @@ def _cannot_be_read(line: str, file: InputFile) -> str:
     return f"{line} of {file.name} cannot be read"
 
 
-def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str | None]) -> Scanned:
-    """Return JSON lines without those that are no objects, or have a list or an object in a column with a role."""
+def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str | None], skip: bool) -> Scanned:
+    """Return JSON lines without those that are no objects, or have a list or an object in a column with a role.
+
+    If they are not to be skipped, raise an error that names the first.
+    """
     objects, _, _ = inputs.without_bad_lines(scanned.file, _is_row, quoted=False)
     with objects.open() as lines:
-        keys = dict.fromkeys(key for line in itertools.islice(lines, 1000) if line.strip() for key in json.loads(line))
-    found = find_columns(list(keys), given, scanned.file.name)
-    is_good = partial(_is_row, columns=tuple(found.values()))
-    copy, skipped, first = inputs.without_bad_lines(scanned.file, is_good, quoted=False)
+        rows = [json.loads(line) for line in itertools.islice(lines, 1000) if line.strip()]
+    is_good = scanned.is_good
+    if rows:
+        found = find_columns(list(dict.fromkeys(itertools.chain(*rows))), given, scanned.file.name)
+        is_good = partial(_is_row, columns=tuple(found.values()))
+    if not skip:
+        try:
+            replace(scanned, is_good=is_good).columns()
+        except InputError as error:
+            raise InputError(f"{error}{SKIP_LINES}") from error
+    copy, skipped, first = inputs.without_bad_lines(scanned.file, is_good or _is_row, quoted=False)
     return replace(scanned, frame=_scan_lines(copy, sample=1000), file=copy, skipped=skipped, first_skipped=first)
 
 

@@ -128,7 +128,8 @@ def scan_text(
         return _split_lines(file, separator, names, first_row, skip=blank), lambda line: True, False
 
     def has_room(line: str) -> bool:
-        return len(_fields(line, separator)) <= len(first_row)
+        closed = line.count('"') % 2 == 0  # otherwise it may be the first line of a field with several
+        return len(_fields(line, separator, strict=closed)) <= len(first_row)
 
     # Files separated by tabs or pipes often contain quotation marks without meaning. Only a field that begins and ends
     # with them shows that fields are quoted.
@@ -160,12 +161,13 @@ def scan_text(
     return frame, has_room, quoted
 
 
-def _fields(line: str, separator: str) -> list[str]:
+def _fields(line: str, separator: str, strict: bool = False) -> list[str]:
+    """Divide a line. If `strict`, quotation marks must enclose whole fields, or csv.Error is raised."""
     if separator == " ":
         return line.split()
     if _is_long(separator) or '"' not in line:
         return line.split(separator)
-    return next(csv.reader([line], delimiter=separator), [])
+    return next(csv.reader([line], delimiter=separator, strict=strict), [])
 
 
 def _is_long(separator: str) -> bool:
