@@ -1,5 +1,6 @@
 """The `drm-triton` command: one file per subcommand, heavy imports inside the commands."""
 
+import io
 import os
 import signal
 import sys
@@ -82,6 +83,8 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     select_command(typer.main.get_command(app), arguments)
     _exit_cleanly_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may contain any bytes
     try:
         with warnings.catch_warnings():
             warnings.showwarning = print_warning
@@ -89,7 +92,10 @@ def main() -> None:
                 app(arguments)
             finally:
                 sys.stdout.flush()  # here, where a failure can still be reported
-    except Exception as error:
+    except BaseException as error:
+        # A failed assertion inside Polars is no `Exception`, nor are the requests to leave, which pass.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         if debug:
             import traceback
 
@@ -97,7 +103,7 @@ def main() -> None:
         sys.exit(_report(error))
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
     """Print an error as one paragraph and return the exit code."""
     if isinstance(error, DrmError):
         print_error(error)
@@ -109,6 +115,10 @@ def _report(error: Exception) -> int:
             print_error(f"cannot write the output: {error.strerror or error}")
     elif isinstance(error, OSError):
         print_error(f"{error.filename}: {error.strerror}")
+    elif isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        shown = error.object.encode("utf-8", "backslashreplace").decode()
+        print_error(f"{shown} is not in UTF-8: give it in UTF-8, or rename the file")
+        return 2
     elif isinstance(error, MemoryError):
         print_error("not enough memory: try smaller data or fewer factors")
     else:

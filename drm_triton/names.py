@@ -24,6 +24,7 @@ SplitName = Literal["random", "per-user", "leave-last", "time", "users"]
 SplitPart = Literal["train", "valid", "test"]
 FitOn = Literal["train", "train+valid", "all"]
 Unknown = Literal["error", "skip", "popular"]  # handling of ids that the model does not know
+DecimalMark = Literal["point", "comma"]  # of numbers in text files
 Leading = Literal["user", "count", "none"]  # first field of a line in files with one list of items per line
 ExportFormat = Literal["npz", "parquet", "faiss", "hnswlib"]
 RelaxedMetric = Literal["precision", "recall", "ndcg", "ap"]

@@ -169,6 +169,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs.write_csv(folder / "plays.tsv", separator="\t", include_header=False)
     subprocess.run(["gzip", str(folder / "plays.tsv")], check=True)
     pairs.with_columns(plays=pl.Series(1 + order)).write_csv(folder / "plays.csv")
+    pairs.with_columns(event=pl.Series(["view", "view", "buy"] * 800)).write_csv(folder / "events.csv")
+    orders = [f"{user};{item};4,5;{k % 12 + 1:02}/04/2024 20:49\n" for k, (user, item) in enumerate(pairs.iter_rows())]
+    (folder / "orders.csv").write_text(f"customer;product;rating;order_date\n{''.join(orders)};;;\n")
     pl.DataFrame({"id": [f"item{i}" for i in range(80)], "title": [f"Item {i}" for i in range(80)]}).write_csv(
         folder / "names.csv"
     )
@@ -418,8 +421,8 @@ def functions(path: Path) -> set[str]:
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    rows = re.findall(r"^\| (A\d+) \|(.*)\|$", PAGES["docs/promises.md"], re.MULTILINE)
-    assert [name for name, _ in rows] == [f"A{n}" for n in range(1, 26)]
+    rows = re.findall(r"^\| ([AP]\d+) \|(.*)\|$", PAGES["docs/promises.md"], re.MULTILINE)
+    assert [name for name, _ in rows] == [*(f"A{n}" for n in range(1, 26)), *(f"P{n}" for n in range(1, 5))]
     for name, row in rows:
         proofs = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert proofs or "bench/" in row or "Not offered" in row, f"{name} has neither test nor benchmark"

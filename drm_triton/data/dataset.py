@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import encode
 from drm_triton.data.split import PAPER_RATIOS
 from drm_triton.errors import InputError
-from drm_triton.names import SPLIT_PARTS, SplitName
+from drm_triton.names import SPLIT_PARTS, DecimalMark, SplitName
 
 __all__ = ["CSR", "Dataset"]
 
@@ -257,6 +258,11 @@ class Dataset:
         ratios: tuple[float, float, float] = PAPER_RATIOS,
         seed: int = 0,
         weight: str | None = None,
+        event: str | None = None,
+        event_weight: Mapping[str, float] | None = None,
+        date_format: str | None = None,
+        decimal: DecimalMark | None = None,
+        skip_bad_rows: bool = False,
     ) -> Dataset:
         """Build a data set from a table with one row per interaction.
 
@@ -266,7 +272,8 @@ class Dataset:
         user, item, rating, timestamp : str, optional
             Column names. By default, common names are recognised.
         min_rating : float, optional
-            Keep rows with at least this rating. By default, keep all rows.
+            Keep rows with at least this rating. By default, keep all rows, except those with a rating of 0 or less,
+            with a warning.
         min_user, min_item : int
             Keep users and items with at least this many interactions. Repeated until nothing changes (k-core).
         split : {"random", "per-user", "leave-last", "time", "users"}
@@ -277,6 +284,17 @@ class Dataset:
             Name of the column with the weights of the interactions, for example numbers of plays. Weights of repeated
             rows of a user and an item are added. By default, interactions have no weights. See `TrainConfig`, option
             `interaction_weights`.
+        event, event_weight : str and mapping, optional
+            Column of event types, recognised by default, and the weight of each, such as ``{"view": 1, "buy": 5}``.
+            Rows of other events are left out.
+        date_format : str, optional
+            How times are written as text: "day-first", "month-first" or a pattern such as "%d/%m/%Y %H:%M".
+        decimal : {"point", "comma"}, optional
+            The decimal mark of numbers in text. By default, it is recognised.
+        skip_bad_rows : bool
+            Leave out rows that cannot be used, with a warning, instead of raising an error.
+
+        `meta` records which column was taken for what, its range, and what was ignored.
 
         Examples
         --------
@@ -285,11 +303,23 @@ class Dataset:
         Dataset(users=2, items=2, train=3, valid=0, test=0)
         """
         from drm_triton.data.prepare.build import BuildOptions, build
+        from drm_triton.data.prepare.raw import FileFormat
         from drm_triton.data.prepare.tables import read_frame
 
-        names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp, "weight": weight}
+        file_format = FileFormat(
+            user,
+            item,
+            rating,
+            timestamp,
+            weight,
+            event,
+            decimal=decimal,
+            date_format=date_format,
+            event_weight=event_weight,
+            skip_bad_rows=skip_bad_rows or None,
+        )
         options = BuildOptions(min_rating, min_user, min_item, split, ratios, seed)
-        return build(read_frame(frame, names), options)
+        return build(read_frame(frame, file_format), options)
 
     @classmethod
     def from_csr(
@@ -341,7 +371,7 @@ class Dataset:
 def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
     if path is None:
         return pl.DataFrame({"id": pl.int_range(rows, eager=True)})
-    return pl.read_parquet(path / f"{name}.parquet")
+    return store.read_table(path, name)
 
 
 def _joined(known: pl.DataFrame, given: Any, kind: str) -> pl.DataFrame:

@@ -13,8 +13,10 @@ A data set is written atomically (see `drm_triton.atomic`), so a directory of th
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -34,7 +36,8 @@ def write(
     for name, array in arrays.items():
         write_array(directory / f"{name}.npy", array)
     for name, table in tables.items():
-        table.write_parquet(directory / f"{name}.parquet", compression="zstd")
+        with (directory / f"{name}.parquet").open("wb") as handle:  # Polars takes only paths in UTF-8
+            table.write_parquet(handle, compression="zstd")
     header = {"format": FORMAT, "version": VERSION}
     (directory / MARKER).write_text(json.dumps(header | meta, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
@@ -80,10 +83,24 @@ def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:
 
 def table_length(path: Path, name: str) -> int:
     """Return the number of rows of an id table, from the footer of the Parquet file, and check that it has ids."""
+    with _open_table(path, name) as handle:
+        return int(pl.scan_parquet(handle).select(pl.col("id").len()).collect().item())
+
+
+def read_table(path: Path, name: str) -> pl.DataFrame:
+    """Read an id table."""
+    with _open_table(path, name) as handle:
+        return pl.read_parquet(handle)
+
+
+@contextmanager
+def _open_table(path: Path, name: str) -> Iterator[BinaryIO]:
+    """Open an id table. Polars gets the open file: a path is a pattern to it, and has to be UTF-8."""
     file = path / f"{name}.parquet"
     try:
-        return int(pl.scan_parquet(file).select(pl.col("id").len()).collect().item())
-    except (OSError, pl.exceptions.PolarsError) as error:
+        with file.open("rb") as handle:
+            yield handle
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InputError(f"{file} is missing or damaged ({_first_line(error)}): prepare the data set again") from error
 
 

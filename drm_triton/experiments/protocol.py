@@ -231,7 +231,7 @@ class Comparison:
 
     def per_user(self, name: str, metrics: Sequence[str]) -> pl.DataFrame:
         """Return the means over the seeds of metrics of each user on test: columns user, n_train and the metrics."""
-        frames = [pl.read_parquet(self.path / outcome["users"]) for outcome in self.finals(name)]
+        frames = [pl.read_parquet(self.path / outcome["users"], glob=False) for outcome in self.finals(name)]
         joined = pl.concat([frame.select("user", "n_train", *metrics) for frame in frames])
         return joined.group_by("user", "n_train").agg(pl.col(metrics).mean()).sort("user")
 

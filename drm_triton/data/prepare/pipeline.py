@@ -177,8 +177,9 @@ def _read(
                 interactions = read_parts(source, raw, Path(scratch), file_format)
             else:
                 interactions = source.read(Inputs(raw, Path(scratch)), file_format)
-        if file_format.weight and interactions.weight is None:
-            raise InputError(f"{interactions.name} has no column to choose as `weight`: leave out `weight`")
+        for name in ("weight", "event_weight"):
+            if getattr(file_format, name) and interactions.weight is None:
+                raise InputError(f"{interactions.name} has no column to choose as `{name}`: leave out `{name}`")
         if not own_filter:
             interactions = replace(interactions, own_filter=None)
         checksums = pool.submit(sha256, interactions.files)  # in parallel to reading: hashing releases the GIL
