@@ -45,6 +45,7 @@ class HeldOut:
         if on not in ("valid", "test"):
             raise InputError(f"`on` must be valid or test, got {on!r}")
         model, data = load(run), dataset_of(run, dataset)
+        data.verify()  # what is measured is only as true as the data
         if not model.was_fit_on(data):
             raise InputError(f"{run} was not trained on {data.path}; give the data set of the training in `dataset`")
         if on in model.config.fit_parts:

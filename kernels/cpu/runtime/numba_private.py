@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import get_host_cpu_name
 from numba import config
 from numba.core import caching, cgutils
 from numba.core.caching import FunctionCache
@@ -130,7 +131,7 @@ class _Cache(FunctionCache):
             digest, data = content[:DIGEST], content[DIGEST:]
             if hashlib.sha256(data).digest() != digest:
                 return None
-            return CompileResult._rebuild(target_context, *caching.pickle.loads(data))
+            return CompileResult._rebuild(target_context, *caching.pickle.loads(data))  # type: ignore[attr-defined]
         except Exception:  # whatever is wrong with the file: the code is compiled again
             return None
 
@@ -139,7 +140,7 @@ class _Cache(FunctionCache):
         if not self._enabled or data.lifted or data.library.has_dynamic_globals:
             return
         file = self._file(sig, data.codegen)
-        content = caching.dumps(data._reduce())
+        content = caching.dumps(data._reduce())  # type: ignore[attr-defined]
         temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_bytes(hashlib.sha256(content).digest() + content)
@@ -197,6 +198,12 @@ def target_features() -> set[str]:
     if features is None:  # those of a processor other than this one are not known
         features = get_host_cpu_features() if name in (None, "host") else ""
     return {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+
+
+def target_name() -> str:
+    """Return LLVM's name of the processor that Numba compiles for."""
+    name: str | None = config.CPU_NAME  # type: ignore[attr-defined]
+    return get_host_cpu_name() if name in (None, "host") else str(name)
 
 
 def max_threads() -> int:
