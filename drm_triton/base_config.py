@@ -182,7 +182,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such configuration file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 

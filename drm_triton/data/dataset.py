@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from functools import cached_property
 from pathlib import Path
@@ -144,6 +145,9 @@ class Dataset:
                 problem = f"the {kind} ids are not all different"
         if problem is None and self.meta.get("checksum") not in (None, _checksum(self)):
             problem = "its content does not have the checksum that meta.json records"
+        titles = self.item_titles
+        if titles is not None and self.meta.get("titles") not in (None, _text_checksum(titles)):
+            problem = problem or "the titles do not have the checksum that meta.json records"
         if problem is not None:
             raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
 
@@ -190,7 +194,8 @@ class Dataset:
             sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
             sizes |= {name: getattr(self, name).nnz for name in SPLIT_PARTS}
             others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights"}}
-            self.meta = sizes | {"checksum": self.checksum} | self._weights_meta() | others
+            titles = {} if self.item_titles is None else {"titles": _text_checksum(self.item_titles)}
+            self.meta = sizes | {"checksum": self.checksum} | self._weights_meta() | others | titles
             store.write(directory, arrays, {"users": self.users, "items": self.items}, self.meta)
         self.path = place
 
@@ -336,6 +341,11 @@ def _as_ids(ids: pl.Series) -> pl.Series:
     if ids.dtype.is_nested() or ids.dtype in (pl.Binary, pl.Object):
         raise TypeError(f"not {ids.dtype}")
     return ids.cast(pl.String)
+
+
+def _text_checksum(texts: pl.Series) -> str:
+    """Return the SHA-256 of texts, some of which may be null."""
+    return hashlib.sha256(json.dumps(texts.to_list()).encode()).hexdigest()
 
 
 def _checksum(data: Dataset) -> str:

@@ -27,7 +27,13 @@ from drm_triton.names import SPLIT_PARTS
 FORMAT = "drm-triton dataset"
 VERSION = 1
 MARKER = "meta.json"  # the file that identifies a directory as a data set
-KINDS = {"checksum": str, "weights": dict, "options": dict, "steps": list}  # of entries of meta.json, if present
+KINDS = {
+    "checksum": str,
+    "titles": str,
+    "weights": dict,
+    "options": dict,
+    "steps": list,
+}  # of entries of meta.json, if present
 
 # What Polars raises for a damaged file. A panic is no Exception.
 DAMAGED_TABLE = (OSError, ValueError, MemoryError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
@@ -81,7 +87,7 @@ def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:
     file = path / f"{name}.npy"
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, OverflowError, MemoryError, RecursionError) as error:
+    except Exception as error:  # NumPy parses the header as Python, and raises what that does
         raise InputError(f"{file} is missing or damaged ({error}): prepare the data set again") from error
     if array.dtype != np.dtype(dtype) or array.shape != (length,):
         raise InputError(

@@ -193,7 +193,7 @@ def read_environment(path: str | Path) -> dict[str, Any]:
         environment = json.loads(file.read_text("utf-8"))
         if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
             raise ValueError("it does not describe a run")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {file}: {error}; move the file away, or start a new run") from error
     return environment
 
@@ -210,7 +210,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
                 raise ValueError("it is not the record of an epoch")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number > len(lines):
                 break
             raise DrmError(f"{file} is damaged: line {number} ({error}); remove it and resume the run") from None

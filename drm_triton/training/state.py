@@ -49,8 +49,9 @@ def checked_counters(counters: Any, where: Any) -> dict[str, Any]:
     }  # fmt: skip
     given = counters if isinstance(counters, dict) else {}
     for name, kind in kinds.items():
-        value: Any = given.get(name, "missing")
-        if not isinstance(value, kind) or isinstance(value, bool) or (kind == whole and value < 0):
+        value = given.get(name, "missing")
+        negative = isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or (kind == whole and negative):
             raise InputError(f"{where} cannot be resumed: its counter {name} is {value!r}; start a new run")
     if given.keys() != kinds.keys() or not all(type(value) in number for value in given["sums"].values()):
         raise InputError(f"{where} cannot be resumed: its counters are not those of a training; start a new run")
