@@ -26,7 +26,9 @@ def info(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
-    """Print the statistics of a data set, and what is published about it.
+    """Verify a data set, and print its statistics and what is published about it.
+
+    Everything is read, and its checksum is computed again. A damaged data set is an error.
 
     These are the statistics in the paper, if it uses the data set, and for a public split the published results.
 
@@ -41,6 +43,7 @@ def info(
 
     path = find_dataset(directory)
     data = Dataset.load(path)
+    data.verify()
     if as_json:
         print(json.dumps(summary(data, path), ensure_ascii=False))
     else:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter
 from drm_triton.cli.options import config_options, given, option
@@ -63,6 +65,8 @@ def train(
       drm-triton train -d melon --model ease --regularization 300
 
       drm-triton train --resume runs/l2
+
+    At Ctrl-C and at SIGTERM, training is saved and stops with exit code 130 or 143.
     """
     from drm_triton.models import model_class
 
@@ -115,10 +119,12 @@ def show_training(
         print(f"stopped; continue with: {again}", file=sys.stderr)
     if as_json:
         epochs = records[-1]["epoch"] if records else 0
-        print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": display.interrupted, **best}))
+        print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": bool(display.interrupted), **best}))
     elif not display.interrupted:
         metrics = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE_METRICS if name in best)
         print(f"trained {place}" + (f" (best epoch: {metrics})" if metrics else ""))
+    if display.interrupted:
+        raise typer.Exit(128 + display.interrupted)
 
 
 def _resolve(
@@ -186,11 +192,11 @@ class Display:
 
     def __init__(self, reporter: Any, settings: "Config", header: str) -> None:
         self.reporter, self.settings, self.header = reporter, settings, header
-        self.interrupted = False
+        self.interrupted = 0  # number of the signal that asked to stop
         self._step: Any = None
 
     def batch_end(self, state: "Progress", n_lists: int) -> bool:
-        """Advance the bar. Return True if the user has pressed Ctrl-C."""
+        """Advance the bar. Return True if a signal has asked to stop."""
         if self.header:
             self.reporter.line(self.header)
             self.header = ""
@@ -200,7 +206,7 @@ class Display:
         self._step.advance(state.position - self._step.done)
         if self.interrupted:
             self._step.__exit__(KeyboardInterrupt, None, None)
-        return self.interrupted
+        return bool(self.interrupted)
 
     def epoch_end(self, end: "EpochEnd") -> bool:
         """Print the line of the epoch."""
@@ -218,21 +224,25 @@ class Display:
         self._step.note(", ".join(parts))
         self._step.__exit__(None, None, None)
         self._step = None
-        return self.interrupted
+        return bool(self.interrupted)
 
 
 @contextmanager
 def stop_on_interrupt(display: Display) -> Iterator[None]:
-    """Stop the training after the current batch at the first Ctrl-C, and immediately at the second."""
+    """Stop the training after the current batch at the first Ctrl-C or SIGTERM, and immediately at the second.
+
+    A service manager or a batch system sends SIGTERM before it kills. The command then exits with 128 + the signal.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         if display.interrupted:
-            raise KeyboardInterrupt
-        display.interrupted = True
+            sys.exit(128 + number)
+        display.interrupted = number
         display.reporter.line("stopping soon (press Ctrl-C again to stop immediately)")
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -44,4 +44,5 @@ TAU_RANGE = (1e-32, 1e32)  # outside it, rank / tau or its inverse overflows flo
 MAX_FLOAT32 = 3.4e38
 WEIGHT_RANGE = (1e-20, 1e20)  # of an interaction; sums and quotients of weights then stay within float32
 MAX_INT32 = 2**31 - 1
+MAX_THREADS = 1024  # torch starts as many as it is told, whatever the number of cores
 MAX_SEED = 2**63 - 1

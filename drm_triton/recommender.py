@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -198,12 +199,13 @@ class Recommender(ABC, Generic[C]):
             keeper, stored = Run.open(run, dataset, self.config)
         else:
             keeper = Run.create(run, self.config, dataset, fit)
-        state = self.train(stored, dataset, fit, [*callbacks, keeper], on_batch, reporter)
-        if isinstance(keeper, Run):
-            if state.position:  # stopped within an epoch
-                keeper.save(state)
-            keeper.draw_curves()
-            return self._become(type(self).load(keeper.path))
+        with keeper.lock if isinstance(keeper, Run) else nullcontext():
+            state = self.train(stored, dataset, fit, [*callbacks, keeper], on_batch, reporter)
+            if isinstance(keeper, Run):
+                if state.position:  # stopped within an epoch
+                    keeper.save(state)
+                keeper.draw_curves()
+                return self._become(type(self).load(keeper.path))
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
         self._epoch = keeper.epoch or state.epoch
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
@@ -534,8 +536,11 @@ class Recommender(ABC, Generic[C]):
         model = cls(cls.stored_config(metadata["config"], str(place)))
         model._interactions = Dataset.load(place / "data")
         model._epoch = metadata.get("training", {}).get("epoch") or None
-        model._tensors = model.placed(model.learned(tensors))
-        model._check_sizes(str(place))
+        try:
+            model._tensors = model.placed(model.learned(tensors))
+            model._check_sizes(str(place))
+        except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+            raise InputError(f"{place}: the tensors are not those of the model {stored} ({error})") from error
         model._check_finite(str(place))
         return model
 
@@ -683,10 +688,12 @@ class FactorRecommender(Recommender[C]):
         return TopKIndex(self.backend()[0], vectors, self.score_name, candidates), queries
 
     def _check_sizes(self, where: str) -> None:
-        sizes = len(self.user_factors), len(self.item_factors)
+        U, V = self.user_factors, self.item_factors
         wanted = self.interactions.n_users, self.interactions.n_items
-        if sizes != wanted:
-            raise InputError(f"{where}: factors of {sizes} users and items, but ids of {wanted}")
+        if (len(U), len(V)) != wanted:
+            raise InputError(f"{where}: factors of {len(U), len(V)} users and items, but ids of {wanted}")
+        if {U.dtype, V.dtype} != {torch.float32} or (U.ndim, V.ndim) != (2, 2) or U.shape[1] != V.shape[1]:
+            raise InputError(f"{where}: the factors are not two float32 tables with as many columns")
 
 
 class ItemRecommender(Recommender[C]):
@@ -727,6 +734,14 @@ class ItemRecommender(Recommender[C]):
         """Return an index of all items whose scores are the weights from an item, and its queries for some items."""
         single = CSR(np.arange(len(items) + 1), items, (len(items), self.interactions.n_items))
         return self.index(), single
+
+    def _check_sizes(self, where: str) -> None:
+        try:
+            self.weights.check(self.interactions.n_items)
+        except ValueError as error:
+            raise InputError(
+                f"{where}: the weights are not those of {self.interactions.n_items} items ({error})"
+            ) from None
 
 
 class _Best:

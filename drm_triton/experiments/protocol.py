@@ -35,6 +35,7 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.data.leaderboards import protocol
 from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.entries import Entry, SpaceName, entries
+from drm_triton.lock import Lock
 from drm_triton.models.configs import config_class
 from drm_triton.names import MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
@@ -108,6 +109,7 @@ class Comparison:
                 f"compare: no user has both validation items and at least {MIN_TRAIN} training interactions; prepare "
                 "the data with another `split`"
             )
+        dataset.verify()  # its checksum is recorded or compared
         self._open()
         self.outcomes = self._read()
 
@@ -161,11 +163,13 @@ class Comparison:
 
     def run(self, workers: int | None = None, reporter: Reporter = SILENT) -> None:
         """Run what is not finished: first all trials, then the final trainings."""
-        for title, tasks in (
-            ("tune on validation", self.tuning_tasks),
-            ("train and measure on test", self.final_tasks),
-        ):
-            self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter)
+        with Lock(self.path, "comparison"):
+            self.outcomes = self._read(repair=True)  # another process may have finished some since
+            for title, tasks in (
+                ("tune on validation", self.tuning_tasks),
+                ("train and measure on test", self.final_tasks),
+            ):
+                self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter)
 
     def _run_tasks(self, title: str, tasks: list[Task], workers: int, reporter: Reporter) -> None:
         if not tasks:
@@ -194,7 +198,7 @@ class Comparison:
         file = self.path / "plan.json"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not any(self.path.iterdir()):
+            if not any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 config = self.plan.entries()[0].base(self.plan.space, self.plan.metric)
                 found = {**identity, "environment": environment(config, self.dataset)}
                 atomic.write_text(file, json.dumps(found, indent=2) + "\n")
@@ -212,7 +216,8 @@ class Comparison:
                     "options to continue it, or give another `out`"
                 )
 
-    def _read(self) -> list[Outcome]:
+    def _read(self, repair: bool = False) -> list[Outcome]:
+        """Read the outcomes. With `repair`, remove a last line that is cut off; it may be one that is being written."""
         file = self.path / "outcomes.jsonl"
         lines = file.read_text("utf-8").split("\n") if file.exists() else [""]
         outcomes = []
@@ -221,7 +226,7 @@ class Comparison:
                 outcomes.append(json.loads(line))
             except ValueError as error:
                 raise DrmError(f"{file} is damaged: line {number} ({error}); remove that line") from None
-        if lines[-1]:
+        if lines[-1] and repair:
             atomic.write_text(file, "".join(json.dumps(outcome) + "\n" for outcome in outcomes))
         return outcomes
 

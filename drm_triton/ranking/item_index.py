@@ -66,6 +66,24 @@ class ItemWeights:
             low_rank = tensors["weights_left"], tensors["weights_right"]
         return cls(sparse, tensors.get("weights"), low_rank)
 
+    def check(self, n_items: int) -> None:
+        """Raise ValueError if the parts are not matrices between so many items, as compiled code expects."""
+        if self.sparse is not None:
+            self.sparse.check_format(full_check=True)
+        tables = [table for table in (self.dense, *(self.low_rank or ())) if table is not None]
+        if self.sparse is None and not tables:
+            raise ValueError("there are none")
+        if self.dense is not None and self.dense.shape != (n_items, n_items):
+            raise ValueError(f"they have the shape {list(self.dense.shape)}")
+        if self.low_rank is not None and not self.low_rank[0].shape == self.low_rank[1].shape == (
+            n_items,
+            self.low_rank[0].shape[-1],
+        ):
+            raise ValueError("their two factors differ in shape")
+        values = [] if self.sparse is None else [torch.from_numpy(self.sparse.data)]
+        if any(table.dtype != torch.float32 for table in (*tables, *values)):
+            raise ValueError("they are not float32")
+
     def scores(self, items: CSR) -> NDArray[np.float32]:
         """Return the scores of all items for users with these items, CSR [m, N]: float32 [m, N]."""
         rows = items.to_scipy(np.float32)

@@ -25,11 +25,12 @@ from drm_triton._version import __version__
 from drm_triton.base_config import Config
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
-from drm_triton.kernels import get_backend
+from drm_triton.kernels import get_backend, why_not
+from drm_triton.lock import Lock
 from drm_triton.machine import processor, versions
 from drm_triton.names import BackendChoice
 from drm_triton.training import checkpoint
-from drm_triton.training.state import EpochEnd, Progress
+from drm_triton.training.state import EpochEnd, Progress, checked_counters
 
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
 # options that do not change what was trained so far
@@ -39,20 +40,22 @@ RESUMABLE = {"epochs", "stop_after", "patience", "threads", "backend"}
 class Run:
     """An open run directory. As a callback of `loop.train` it records each epoch."""
 
-    def __init__(self, path: Path, config: Config, records: list[dict[str, Any]]) -> None:
-        self.path, self.config, self.records = path, config.resolved(), records
+    def __init__(self, path: Path, config: Config, records: list[dict[str, Any]], lock: Lock) -> None:
+        self.path, self.config, self.records, self.lock = path, config.resolved(), records, lock
 
     @classmethod
     def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR) -> "Run":
         """Create a run directory. A directory that is not empty is refused."""
+        dataset.verify()  # its checksum is recorded
         path = new_directory(path)
-        with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
+        # Without a marker, it replaces only an empty directory.
+        with atomic.directory(path, overwrite=True, last="config.toml") as folder:
             interactions_only(dataset, fit, config.fit_parts).save(folder / "last" / "data")
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
             atomic.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
             atomic.write_text(folder / "config.toml", config.resolved().to_toml())
-        return cls(path, config, [])
+        return cls(path, config, [], Lock(path, "run"))
 
     @classmethod
     def open(cls, path: str | Path, dataset: Dataset, config: Config) -> tuple["Run", Stored | None]:
@@ -65,23 +68,33 @@ class Run:
         config = config.resolved()
         changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
         check_resumable(path, config, changed)
+        dataset.verify()  # its checksum is compared
         recorded = str(read_environment(path)["data"].get("checksum"))
         if recorded != dataset.checksum:
             raise InputError(
                 f"{path} was trained on other data than {dataset.path or 'the data set given'} "
                 f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
             )
-        if changed:
-            atomic.write_text(path / "config.toml", config.to_toml())
-        for left in path.glob(f"*/.*{atomic.PARTIAL}"):  # from a process that was killed while writing
-            left.unlink()
+        lock = Lock(path, "run")
+        try:
+            if changed:
+                atomic.write_text(path / "config.toml", config.to_toml())
+            return cls._of_last_checkpoint(path, config, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _of_last_checkpoint(cls, path: Path, config: Config, lock: Lock) -> tuple["Run", Stored | None]:
+        for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
+            left.unlink()  # from a process that was killed while writing
         if not (path / "last" / checkpoint.FILE).exists():
-            return cls(path, config, []), None
+            return cls(path, config, [], lock), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
-        counters: dict[str, Any] = metadata["training"]
+        counters = checked_counters(metadata.get("training"), path / "last" / checkpoint.FILE)
         # A run that was killed after recording an epoch and before saving it has one line too many.
         records = [record for record in read_metrics(path) if record["epoch"] <= counters["epoch"]]
-        run = cls(path, config, records)
+        run = cls(path, config, records, lock)
         if records:
             run.write_metrics()  # drop that line even if no epoch follows
         return run, (tensors, counters)
@@ -129,8 +142,8 @@ def new_directory(path: str | Path) -> Path:
     try:
         if (path / "config.toml").exists():
             raise InputError(f"{path} already contains a run; resume it with `resume`, or give another `run`")
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
+        Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
+        if not atomic.is_empty(path):
             raise InputError(f"{path} exists and is not empty; give another `run`")
     except OSError as error:
         raise InputError(f"{path}: cannot create the run directory ({error.strerror}); give another `run`") from None
@@ -187,7 +200,7 @@ def read_environment(path: str | Path) -> dict[str, Any]:
         environment = json.loads(file.read_text("utf-8"))
         if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
             raise ValueError("it does not describe a run")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {file}: {error}; move the file away, or start a new run") from error
     return environment
 
@@ -204,7 +217,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
                 raise ValueError("it is not the record of an epoch")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number > len(lines):
                 break
             raise DrmError(f"{file} is damaged: line {number} ({error}); remove it and resume the run") from None
@@ -224,7 +237,12 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
         "drm_triton": __version__,
         "python": platform.python_version(),
         "packages": versions(),
-        "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            **vectors(),
+        },
         "gpu": gpu_in_use(config.backend),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
@@ -235,6 +253,19 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
             "items": dataset.n_items,
         },
     }
+
+
+def vectors() -> dict[str, Any]:
+    """Return what the CPU kernels are compiled for: LLVM's name of the processor, and the bits of a vector.
+
+    Both decide the order of sums, and with it how results are rounded. They are None without Numba.
+    """
+    if why_not("cpu") is not None:
+        return {"compiled_for": None, "vector_bits": None}
+    from drm_triton.kernels.cpu.runtime.numba_private import target_name
+    from drm_triton.kernels.cpu.runtime.simd import LANES
+
+    return {"compiled_for": target_name(), "vector_bits": 32 * LANES}
 
 
 def gpu_in_use(backend: BackendChoice) -> dict[str, Any] | None:

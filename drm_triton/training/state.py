@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drm_triton.errors import InputError
 from drm_triton.names import LOSSES
 
 LOSS_SUMS = ("loss", *LOSSES)
@@ -37,6 +38,24 @@ class Progress:
     def start_epoch(self) -> None:
         """Reset what is counted within an epoch."""
         self.position, self.seconds, self.sums = 0, 0.0, dict.fromkeys(self.sums, 0.0)
+
+
+def checked_counters(counters: Any, where: Any) -> dict[str, Any]:
+    """Return the counters of a checkpoint. Raise if one of them is missing or has another type."""
+    whole, number = (int,), (int, float)
+    kinds: dict[str, tuple[type, ...]] = {
+        "epoch": whole, "position": whole, "step": whole, "stale": whole, "seconds": number, "sums": (dict,),
+        "best": (*number, type(None)), "best_epoch": (*whole, type(None)),
+    }  # fmt: skip
+    given = counters if isinstance(counters, dict) else {}
+    for name, kind in kinds.items():
+        value = given.get(name, "missing")
+        negative = isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or (kind == whole and negative):
+            raise InputError(f"{where} cannot be resumed: its counter {name} is {value!r}; start a new run")
+    if given.keys() != kinds.keys() or not all(type(value) in number for value in given["sums"].values()):
+        raise InputError(f"{where} cannot be resumed: its counters are not those of a training; start a new run")
+    return given
 
 
 @dataclass

@@ -25,6 +25,7 @@ from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
 
+LARGE_WEIGHT = 1e3  # of a part of the loss; a larger one may be why a training diverges
 READ_EVERY = 64  # steps between two looks at the losses on a GPU
 
 
@@ -161,7 +162,13 @@ def diverged(what: str, config: TrainConfig) -> DrmError:
 def smaller_steps(config: TrainConfig) -> str:
     """Return which options make steps smaller, for messages."""
     raised = [name for name in ("temperature", "tau") if name not in config.idle()]
-    return " or ".join(["a lower `lr`", *(f"a higher `{name}`" for name in raised[:1])])
+    lowered = [name for name in ("lam", "cov") if name not in config.idle() and getattr(config, name) > LARGE_WEIGHT]
+    options = [
+        "a lower `lr`",
+        *(f"a lower `{name}`" for name in lowered),
+        *(f"a higher `{name}`" for name in raised[:1]),
+    ]
+    return " or ".join(options)
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:

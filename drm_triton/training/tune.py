@@ -28,6 +28,7 @@ from drm_triton import atomic
 from drm_triton.base_config import Config, in_file, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
+from drm_triton.lock import Lock
 from drm_triton.models import model_class
 from drm_triton.models.configs import config_class
 from drm_triton.names import MIN_TRAIN
@@ -132,9 +133,9 @@ class Study:
             require_weights(dataset.train, transform)
         self.model(self.base).backend()  # fail early if the backend cannot be used
         self.model(self.base).check_fit(dataset, dataset.train)
+        dataset.verify()  # its checksum is recorded or compared
         self._open()
         self.records = self._read()
-        self._write()  # a killed process may have written trials.jsonl only
 
     @property
     def metric(self) -> str:
@@ -167,6 +168,12 @@ class Study:
 
     def run(self, trials: int, seconds: float | None = None, reporter: Reporter = SILENT) -> None:
         """Run the unfinished trials up to `trials`. Start no trial after `seconds`."""
+        with Lock(self.path, "study"):
+            self.records = self._read()  # another process may have finished some since
+            self._write()  # a killed process may have written trials.jsonl only
+            self._run(trials, seconds, reporter)
+
+    def _run(self, trials: int, seconds: float | None, reporter: Reporter) -> None:
         if next(self.remaining(trials), None) is None:
             return
         with reporter.step("load the kernels (compiled at first use)"):
