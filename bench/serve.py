@@ -55,13 +55,13 @@ class Connection:
 
 def user_request() -> bytes:
     """Return a request for a random user."""
-    return f"GET /recommendations?user={random.randrange(USERS)}&k={K} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+    return f"GET /recommendations?user={random.randrange(USERS)}&k={K} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 def likes_request() -> bytes:
     """Return a request for a new user with random liked items."""
     body = json.dumps({"liked": random.sample(range(ITEMS), LIKED), "k": K}).encode()
-    head = "POST /recommendations HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    head = "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -125,7 +125,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def test_a_body_too_large_is_refused_before_it_is_read(port: int) -> None:
-    head = "POST /recommendations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=HANG) as connection:
         connection.sendall(f"{head}Content-Length: {MAX_BODY + 1}\r\n\r\n".encode())
         answer = received(connection)
@@ -191,7 +191,7 @@ def test_a_warning_if_other_machines_can_connect(capsys: pytest.CaptureFixture[s
     for host, warned in (("127.0.0.1", False), ("0.0.0.0", True)):
         with socket.socket() as listener:
             listener.bind((host, 0))
-            _announce(["a b/ü"], Path("runs/songs"), listener)
+            _announce(["a b/ü"], Path("runs/songs"), listener, has_token=False)
             url = f"http://{host}:{listener.getsockname()[1]}"
         out, err = capsys.readouterr()
         assert out.splitlines() == [
