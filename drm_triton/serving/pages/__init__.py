@@ -22,7 +22,7 @@ def page(path: str) -> tuple[str, dict[str, str]]:
     script = html.split("<script>", 1)[1].split("</script>", 1)[0]
     policy = (
         f"default-src 'none'; style-src '{content_hash(style)}'; script-src '{content_hash(script)}'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html, {
         "Content-Security-Policy": policy,
