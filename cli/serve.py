@@ -36,7 +36,8 @@ def serve(
         ),
     ] = None,
     log: Annotated[
-        Literal["none", "errors", "all"], typer.Option(help="Requests to log: errors are of status 500 and up.")
+        Literal["none", "errors", "all"],
+        typer.Option(help="Requests to log to stderr; errors are those of status 500."),
     ] = "errors",
     max_k: Annotated[int, typer.Option(min=1, help="Largest k that a request may have.")] = 100,
     max_liked: Annotated[int, typer.Option(min=1, help="Largest number of liked items in a request.")] = 1000,

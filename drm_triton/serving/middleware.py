@@ -163,7 +163,7 @@ class Observed:
         finally:
             seconds = time.perf_counter() - started
             self.metrics.request(scope["method"], scope["path"], status, seconds)
-            if self.level == "all" or (self.level == "errors" and status >= 500):
+            if self.level == "all" or (self.level == "errors" and status == 500):
                 path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")[:LOGGED]
                 client = (scope.get("client") or ("-",))[0]
                 log.warning("%s %s %s %d %.1f ms", client, scope["method"], ascii(path)[1:-1], status, 1e3 * seconds)

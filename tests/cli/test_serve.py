@@ -32,9 +32,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(*arguments: object) -> "subprocess.Popen[str]":
+def start(*arguments: object, descriptors: int | None = None, **variables: str | None) -> "subprocess.Popen[str]":
+    """Start a service, on request with a limit of file descriptors."""
     command = [sys.executable, "-m", "drm_triton", "serve", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
+    return subprocess.Popen(
+        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
