@@ -226,7 +226,7 @@ def measure(ports: dict[str, int], args: argparse.Namespace) -> list[dict[str, A
             row["load"] = environment()["load"]
             rows.append(row)
             print(
-                f"{server:>10} {mode:>6}, {connections:>3} connections: {row['requests_per_second']:>7,.1f} requests/s, "
+                f"{server:>10} {mode:>6}, {connections:>3} connections: {row['requests_per_second']:>7,.1f} per s, "
                 f"p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms (load {row['load']})",
                 flush=True,
             )

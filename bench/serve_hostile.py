@@ -60,7 +60,7 @@ def half_sent_headers(port: int) -> dict[str, Any]:
 
 
 def long_list(port: int) -> dict[str, Any]:
-    """Send a body full of ids that are none, and another request at the same time."""
+    """Send a body full of ids that are none."""
     body = b'{"liked": [1], "exclude": [' + b",".join([b"{}"] * BAD_IDS) + b"]}"
     head = (
         "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"

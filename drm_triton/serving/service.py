@@ -37,6 +37,7 @@ class Service:
     ) -> None:
         self.name, self.metrics, self.load = name, metrics, load
         self.draining = False  # soon to stop: `/ready` says so
+        self.after_load: Callable[[], None] = lambda: None  # called after each reload
         self._seen = metrics.total("reload_requested")
         self._one_at_a_time = asyncio.Lock()
         self._use(Engine(model, metrics), model)
@@ -59,6 +60,8 @@ class Service:
                 log.error("reload failed, the old model stays: %s", error, exc_info=None if known else error)
                 raise error if known else DrmError(f"{type(error).__name__}: see the log") from error
             self._use(engine, model)
+            del engine, model
+            self.after_load()
             self.metrics.count("reloaded")
             log.warning("reloaded %s: %s users, %s items", self.name, self.health["users"], self.health["items"])
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -204,3 +205,21 @@ def test_a_warning_if_other_machines_can_connect(capsys: pytest.CaptureFixture[s
             f"try: curl '{url}/recommendations?user=a%20b%2F%C3%BC&k=10'",
         ]
         assert err.startswith("warning: listening on 0.0.0.0") if warned else err == ""
+
+
+def test_the_files_for_containers_use_options_and_files_that_exist(repository: Path) -> None:
+    """No container is built here, so this is what can be checked."""
+    import typer
+
+    from drm_triton.cli import app
+
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts}
+    for name in ("Dockerfile", "compose.yaml"):
+        text = (repository / "deploy" / name).read_text("utf-8")
+        lists = re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])|command: (\[.*?\])", text, re.MULTILINE | re.DOTALL)
+        used = {word for pair in lists for word in json.loads("".join(pair)) if word.startswith("--")}
+        assert used
+        assert used <= options
+    kept = re.findall(r"^!(.+)$", (repository / "deploy" / "Dockerfile.dockerignore").read_text("utf-8"), re.MULTILINE)
+    assert all((repository / name).exists() for name in kept)

@@ -1,7 +1,9 @@
 """Refusals, readiness, the log and reloads of the application, in process."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from drm_triton.serving.app import create_app
 from drm_triton.serving.engine import Engine
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.middleware import is_this_host
+from drm_triton.serving.server import set_aside
 from drm_triton.serving.service import Service
 
 TOKEN = "a-token-of-the-tests"
@@ -225,6 +228,19 @@ def test_requests_under_way_finish_with_the_model_they_began_with() -> None:
     for model, answer in zip((MODEL, OTHER), asyncio.run(run()), strict=True):
         want = model.recommend_from([[3, 4]], k=5).select("item", "score").rows()
         assert [(row["item"], row["score"]) for row in answer["items"]] == want
+
+
+def test_a_reload_frees_the_old_model_and_sets_the_new_one_aside() -> None:
+    service = Service(fitted(), "songs", Metrics(), fitted)
+    old = weakref.ref(service.engine)
+    frozen = gc.get_freeze_count()
+    service.after_load = set_aside
+    try:
+        asyncio.run(service.reload())
+        assert old() is None
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()
 
 
 # -- what a user has ---------------------------------------------------------------------------------------------------
