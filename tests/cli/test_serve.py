@@ -217,7 +217,7 @@ def test_the_files_for_containers_use_options_and_files_that_exist(repository: P
     options = {name for parameter in command.params for name in parameter.opts}
     for name in ("Dockerfile", "compose.yaml"):
         text = (repository / "deploy" / name).read_text("utf-8")
-        lists = re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])|command: (\[.*?\])", text, re.MULTILINE | re.DOTALL)
+        lists = re.findall(r"^(?:CMD|ENTRYPOINT) (\[[^\]]*\])|command: (\[[^\]]*\])", text, re.MULTILINE)
         used = {word for pair in lists for word in json.loads("".join(pair)) if word.startswith("--")}
         assert used
         assert used <= options

@@ -9,7 +9,7 @@ import pytest
 from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.models import EASE, ItemKNN
+from drm_triton.models import EASE, ItemKNN, load
 from drm_triton.recommender import Recommender
 from drm_triton.serving import loading
 from drm_triton.serving.loading import load_in_memory
@@ -43,7 +43,7 @@ def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
 ) -> None:
     path = saved(tmp_path / "model", DRM(factors=4, epochs=1))
     new = answers(load_in_memory(saved(tmp_path / "new", DRM(factors=4, epochs=1, seed=1))))
-    load, readings = loading.load, []
+    readings: list[Recommender[Any]] = []
 
     def replace_after_reading(place: Path) -> Recommender[Any]:
         model = load(place)
@@ -61,7 +61,6 @@ def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
 
 def test_a_model_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "model", DRM(factors=4, epochs=1))
-    load = loading.load
 
     def touch_after_reading(place: Path) -> Recommender[Any]:
         model = load(place)

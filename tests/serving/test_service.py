@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import weakref
+from functools import partial
 from typing import Any
 
 import httpx
@@ -200,7 +201,7 @@ def test_processes_follow_a_reload_of_another() -> None:
             raise InputError("damaged")
         return OTHER
 
-    services = [Service(MODEL, "songs", Metrics(cells, row), lambda row=row: load(row)) for row in (0, 1)]
+    services = [Service(MODEL, "songs", Metrics(cells, row), partial(load, row)) for row in (0, 1)]
 
     async def run() -> None:
         await services[0].reload_all()
