@@ -23,6 +23,8 @@ from drm_triton.data.ids import SHOWN, IdIndex
 from drm_triton.errors import InputError
 from drm_triton.ranking.recommend import Index, popular_items
 from drm_triton.recommender import Recommender
+from drm_triton.serving.metrics import Metrics
+from drm_triton.serving.search import ItemSearch
 
 # Requests in one call. They fit into one block of queries (64 on a GPU, 128 or 256 on a CPU), so they share each read
 # of an item.
@@ -49,10 +51,16 @@ class MicroBatcher(Generic[Request, Result]):
     ----------
     process : returns the results of a batch of requests, in order
     pool : executor that runs `process`
+    on_batch : called with the size of each batch
     """
 
-    def __init__(self, process: Callable[[list[Request]], Sequence[Result]], pool: Executor) -> None:
-        self._process, self._pool = process, pool
+    def __init__(
+        self,
+        process: Callable[[list[Request]], Sequence[Result]],
+        pool: Executor,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._process, self._pool, self._on_batch = process, pool, on_batch
         self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
         self._worker: asyncio.Task[None] | None = None
 
@@ -67,6 +75,7 @@ class MicroBatcher(Generic[Request, Result]):
     async def _process_all(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            self._on_batch(len(batch))
             requests, futures = [request for request, _ in batch], [future for _, future in batch]
             try:
                 results = await asyncio.get_running_loop().run_in_executor(self._pool, self._process, requests)
@@ -122,14 +131,17 @@ class Engine:
     "error" raises UnknownIdError; "popular" ignores them and lists the most popular items if nothing else is left.
     """
 
-    def __init__(self, model: Recommender[Any]) -> None:
+    def __init__(self, model: Recommender[Any], metrics: Metrics | None = None) -> None:
+        metrics = metrics or Metrics()
         data = model.interactions
         self.train = data.train
+        self.seen = data.owned  # what a user has, which is not recommended
         self.users, self.items = IdIndex(data.user_ids), IdIndex(data.item_ids)
         self.titles: list[str | None] | None = (
             None if data.item_titles is None else data.item_titles.cast(pl.String).to_list()
         )
         self.by_popularity: list[int] = popular_items(data.train, data.n_items).tolist()
+        self.search = ItemSearch(self.items.ids, self.titles, self.by_popularity)
         item_index = model.index()
         similarity_index, self.similarity_queries = model.similarity(np.arange(data.n_items, dtype=np.int32))
         self.user_queries = model.queries(np.arange(data.n_users))
@@ -142,26 +154,31 @@ class Engine:
         item_0 = np.zeros(1, dtype=np.int32)
         search_batch(item_index, [TopKRequest(fold_in_batch([item_0])[0], item_0, 1)])
         search_batch(similarity_index, [TopKRequest(row_of(self.similarity_queries, 0), item_0, 1)])
-        # Each batcher occupies at most one thread. `initializer` gives it the model's number of kernel threads.
-        pool = ThreadPoolExecutor(3, "serve", initializer=model.backend)
-        self._best_items = MicroBatcher(partial(search_batch, item_index), pool)
-        self._similar_items = MicroBatcher(partial(search_batch, similarity_index), pool)
-        self._fold_in = MicroBatcher(fold_in_batch, pool)
+        # Each batcher occupies at most one thread, and a search for text another. `initializer` gives them the model's
+        # number of kernel threads. The threads end when the engine is no longer used.
+        self._pool = pool = ThreadPoolExecutor(4, "serve", initializer=model.backend)
+        self._best_items = MicroBatcher(partial(search_batch, item_index), pool, partial(metrics.batch, "search"))
+        self._similar_items = MicroBatcher(
+            partial(search_batch, similarity_index), pool, partial(metrics.batch, "similar")
+        )
+        self._fold_in = MicroBatcher(fold_in_batch, pool, partial(metrics.batch, "fold_in"))
 
     async def recommend(self, user: str, k: int, exclude_seen: bool, unknown: str) -> dict[str, Any]:
         """Return what `Recommender.recommend` returns for one user."""
         code = self.users.find(user)
-        seen = NO_ITEMS if code is None else self.train.row(code)
+        seen = NO_ITEMS if code is None else self.seen.row(code)
         if code is None or len(seen) == 0:
             if unknown == "popular":
                 user_id = user if code is None else self.users.ids[code]
                 return {"user": user_id, "items": self._popular_items(k, NO_ITEMS)}
             if code is None:
                 raise unknown_id_error("user", [user])
-            raise UnknownIdError(f"user {user[:80]!r} has no interactions in the training data")
-        best = await self._best_items.submit(
-            TopKRequest(row_of(self.user_queries, code), seen if exclude_seen else NO_ITEMS, k)
-        )
+            raise UnknownIdError(f"user {user[:80]!r} has no interactions in the data set")
+        if len(self.train.row(code)):
+            query = row_of(self.user_queries, code)
+        else:  # the model has learned nothing of this user, whose items were all held out
+            query = await self._fold_in.submit(seen)
+        best = await self._best_items.submit(TopKRequest(query, self._left_out(seen if exclude_seen else NO_ITEMS), k))
         return {"user": self.users.ids[code], "items": self._describe(*best)}
 
     async def recommend_from(
@@ -171,7 +188,7 @@ class Engine:
         history, unknown_liked = self.items.split(liked)
         if unknown_liked and unknown == "error":
             raise unknown_id_error("item", unknown_liked)
-        excluded = np.union1d(history, self.items.split(exclude)[0])
+        excluded = self._left_out(history, exclude)
         if len(history):
             vector = await self._fold_in.submit(history)
             items = self._describe(*await self._best_items.submit(TopKRequest(vector, excluded, k)))
@@ -187,6 +204,16 @@ class Engine:
         itself = np.array([code], dtype=np.int32)
         similar = await self._similar_items.submit(TopKRequest(row_of(self.similarity_queries, code), itself, k))
         return {"item": self.items.ids[code], "items": self._describe(*similar)}
+
+    async def find(self, text: str, k: int) -> dict[str, Any]:
+        """Return at most k items whose title or id contains a text."""
+        codes = await asyncio.get_running_loop().run_in_executor(self._pool, self.search.find, text, k)
+        rows = self._describe(codes, [None] * len(codes))
+        return {"items": [{name: row[name] for name in row if name != "score"} for row in rows]}
+
+    def _left_out(self, seen: ItemCodes, exclude: Sequence[ExternalId] = ()) -> ItemCodes:
+        """Return the items that an answer leaves out. Rules about items belong here: all lists are filtered by this."""
+        return np.union1d(seen, self.items.split(exclude)[0]) if exclude else seen
 
     def _describe(self, codes: Iterable[int], scores: Iterable[float | None]) -> list[dict[str, Any]]:
         """Return ids, titles and scores of items."""

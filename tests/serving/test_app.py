@@ -169,6 +169,7 @@ def test_fifty_requests_at_once(score: str) -> None:
 def test_health(client: Client, score: str) -> None:
     health = get(client, "/health")
     assert health.pop("version").count(".") >= 1
+    assert health.pop("loaded").endswith("Z")
     sizes = {"users": N_USERS, "items": N_ITEMS, "factors": 8}
     assert health == {"status": "ok", "model": f"{score}-model", "kind": "drm", "score": score, **sizes}
 
@@ -219,10 +220,12 @@ JSON = {"Content-Type": "application/json"}
         ("POST", "/recommendations", {"content": endless(), "headers": JSON}, 413, "1,048,576 bytes"),
         ("PUT", "/recommendations", {}, 405, "/recommendations allows GET, HEAD, POST, not PUT"),
         ("POST", "/similar?item=10", {}, 405, "/similar allows GET, HEAD, not POST"),
-        ("GET", "/", {}, 404, "there is no path /;"),
+        ("GET", "/items?query=" + "x" * 201, {}, 422, "query: String should have at most 200 characters"),
+        ("GET", f"/items?k={MAX_K + 1}", {}, 422, "k: Input should be less than or equal to 40"),
+        ("POST", "/reload", {}, 404, "there is no path /reload;"),
         ("GET", "/" + "x" * 9000, {}, 404, "there is no path /xxx"),
         ("GET", "/health/", {}, 404, "there is no path /health/;"),
-        ("GET", "/docs", {}, 404, "there is no path /docs;"),
+        ("GET", "/redoc", {}, 404, "there is no path /redoc;"),
     ],
 )  # fmt: skip
 def test_errors_have_one_form(method: str, url: str, sent: dict[str, Any], status: int, says: str) -> None:
@@ -298,12 +301,15 @@ def test_every_response_is_described() -> None:
     paths = APPS["dot"].openapi()["paths"]
     operations = {f"{method} {path}": set(o["responses"]) for path, of in paths.items() for method, o in of.items()}
     assert operations == {
-        "get /health": {"200", "500"},
-        "get /recommendations": {"200", "404", "422", "500"},
+        "get /health": {"200", "400", "500"},
+        "get /items": {"200", "400", "422", "500"},
+        "get /metrics": {"200", "400", "500"},
+        "get /ready": {"200", "400", "500", "503"},
+        "get /recommendations": {"200", "400", "404", "422", "500"},
         "post /recommendations": {"200", "400", "404", "413", "422", "500"},
-        "get /similar": {"200", "404", "422", "500"},
+        "get /similar": {"200", "400", "404", "422", "500"},
     }
     responses = [item for of in paths.values() for o in of.values() for item in o["responses"].items()]
-    schemas = [(status, r["content"]["application/json"]["schema"]["$ref"]) for status, r in responses]
-    kinds = {schema.rsplit("/", 1)[1] for status, schema in schemas if status != "200"}
+    errors = [r["content"]["application/json"]["schema"]["$ref"] for status, r in responses if status != "200"]
+    kinds = {schema.rsplit("/", 1)[1] for schema in errors}
     assert kinds == {"Error"}
