@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import RunArgument, either
 from drm_triton.names import ExportFormat
 
 
 def export(
     run: RunArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)],
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)
+    ] = None,
+    directory_option: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The same as DIR.", show_default=False)
+    ] = None,
     to: Annotated[
         ExportFormat, typer.Option(help="Format: NumPy arrays, Parquet tables, or a search index of Faiss or hnswlib.")
     ] = "npz",
@@ -31,18 +36,25 @@ def export(
 
     Examples:
 
-      drm-triton export runs/melon --to npz melon-factors
+      drm-triton export runs/melon --to npz --out melon-factors
 
-      drm-triton export runs/melon --to parquet melon-tables
+      drm-triton export runs/melon --to parquet --out melon-tables
 
-      drm-triton export runs/melon --to faiss melon-index --overwrite
+      drm-triton export runs/melon --to faiss --out melon-index --overwrite
     """
-    from drm_triton.cli.messages import FlagReporter
-    from drm_triton.export import GOOD_RECALL
-    from drm_triton.export import export as write
-    from drm_triton.models import load
+    from drm_triton.cli.messages import FlagReporter, first_word
+    from drm_triton.errors import InputError
 
-    manifest = write(load(run), directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
+    directory = either(directory, directory_option, "directory")
+    if directory is None:
+        raise InputError("--out is missing: give the directory to create")
+    with first_word(quiet or as_json):
+        from drm_triton.export import GOOD_RECALL
+        from drm_triton.export import export as write
+        from drm_triton.models import load
+
+        model = load(run)
+    manifest = write(model, directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
     recall = {name: value for name, value in manifest.items() if name.startswith("recall@")}
     if as_json:
         print(json.dumps(manifest, ensure_ascii=False))

@@ -13,14 +13,8 @@ if TYPE_CHECKING:
 
 
 def info(
-    directory: Annotated[
-        str,
-        typer.Argument(
-            help="Prepared data set: a directory, or a name under data/.",
-            metavar="DIR",
-            autocompletion=complete.datasets,
-        ),
-    ],
+    dataset: complete.DatasetArgument = None,
+    dataset_option: complete.DatasetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
     """Print the statistics of a data set, and what is published about it.
@@ -36,7 +30,7 @@ def info(
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
 
-    path = find_dataset(directory)
+    path = find_dataset(complete.required_dataset(dataset, dataset_option))
     data = Dataset.load(path)
     if as_json:
         print(json.dumps(summary(data, path), ensure_ascii=False))
@@ -103,9 +97,9 @@ def describe(data: "Dataset", path: Path) -> None:
         print(f"\nweights from {weights['least']:g} to {weights['most']:g}, mean {weights['mean']:g}{column}")
     steps = data.meta.get("steps") or []
     if steps:
-        print(f"\n{'step':<44}{'interactions':>14}{'users':>12}{'items':>12}")
+        print(f"\n{'step':<42}{'interactions':>14}{'users':>12}{'items':>12}")
     for step in steps:
-        print(f"{step['step']:<44}{step['interactions']:>14,}{step['users']:>12,}{step['items']:>12,}")
+        print(f"{step['step']:<42}{step['interactions']:>14,}{step['users']:>12,}{step['items']:>12,}")
     options = data.meta.get("options")
     if options:
         print(f"\nsplit {split_text(options)}")

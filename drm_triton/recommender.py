@@ -27,7 +27,7 @@ from drm_triton.kernels import use_backend
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score, Unknown
-from drm_triton.progress import SILENT, Reporter
+from drm_triton.progress import Reporter
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.item_index import ItemIndex, ItemWeights
 from drm_triton.ranking.recommend import (
@@ -44,7 +44,8 @@ from drm_triton.ranking.recommend import (
 )
 from drm_triton.ranking.topk import TopKIndex, similarity_vectors
 from drm_triton.training import checkpoint
-from drm_triton.training.loop import interactions_to_fit
+from drm_triton.training.display import Display, announced_compilation
+from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
 
@@ -134,7 +135,9 @@ class Recommender(ABC, Generic[C]):
         run: str | Path | None = None,
         resume: bool = False,
         on_batch: BatchCallback | None = None,
-        reporter: Reporter = SILENT,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
     ) -> R:
         """Train on a data set.
 
@@ -145,7 +148,9 @@ class Recommender(ABC, Generic[C]):
         run : directory for the configuration, metrics and checkpoints; None writes nothing
         resume : continue the training in `run` from its last checkpoint
         on_batch : called with (state, lists in an epoch) after each step; returning True ends the training
-        reporter : shows progress while the kernels are loaded
+        reporter : shows the progress, in place of the one that `progress` chooses
+        progress : show the epochs in a table; None shows them on a terminal and in a notebook
+        overwrite : replace the run that is in `run`
 
         Returns
         -------
@@ -168,8 +173,12 @@ class Recommender(ABC, Generic[C]):
         elif resume:
             keeper, stored = Run.open(run, dataset, self.config)
         else:
-            keeper = Run.create(run, self.config, dataset, fit)
-        state = self.train(stored, dataset, fit, [*callbacks, keeper], on_batch, reporter)
+            keeper = Run.create(run, self.config, dataset, fit, overwrite)
+        reporter = reporter or Reporter.wanted(progress)
+        display = Display(reporter, self.config, can_validate(self.config, dataset))
+        with display, announced_compilation(reporter):
+            followers = [display.epoch_end, *callbacks, keeper]
+            state = self.train(stored, dataset, fit, followers, display.batches(on_batch), reporter)
         if isinstance(keeper, Run):
             if state.position:  # stopped within an epoch
                 keeper.save(state)

@@ -32,6 +32,7 @@ from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, Progress
 
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
+MARKER = "last/data/meta.json"  # by which `overwrite` recognises a run; any directory may have a config.toml
 RESUMABLE = {"epochs", "patience", "threads", "backend"}  # options that do not change what was trained so far
 
 
@@ -42,10 +43,10 @@ class Run:
         self.path, self.config, self.records = path, config.resolved(), records
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR) -> "Run":
-        """Create a run directory. A directory that is not empty is refused."""
-        path = new_directory(path)
-        with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
+    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR, overwrite: bool = False) -> "Run":
+        """Create a run directory. A directory that is not empty is refused, unless it is a run to `overwrite`."""
+        path = Path(path) if overwrite and Path(path).is_dir() else new_directory(path)
+        with atomic.directory(path, overwrite=True, marker=MARKER if overwrite else None) as folder:
             interactions_only(dataset, fit).save(folder / "last" / "data")
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
@@ -121,7 +122,10 @@ def new_directory(path: str | Path) -> Path:
     path = Path(path)
     try:
         if (path / "config.toml").exists():
-            raise InputError(f"{path} already contains a run; resume it with `resume`, or give another `run`")
+            raise InputError(
+                f"{path} already contains a run; resume it with `resume`, replace it with `overwrite`, or give another "
+                "`run`"
+            )
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise InputError(f"{path} exists and is not empty; give another `run`")

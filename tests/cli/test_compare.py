@@ -55,6 +55,9 @@ def test_an_existing_directory_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["{run}", "{second}", "--models", "ease"], "give runs, or a data set and --models"),
+        (["--models", "ease"], "--dataset is missing"),
+        (["nowhere", "--models", "ease"], "no data set at nowhere"),
         ([], "give two or more RUN to compare, for example runs/a runs/b; got 0"),
         (["{run}"], "give two or more RUN to compare, for example runs/a runs/b; got 1"),
         (["{run}", "{run}"], "are the same run; give each run once"),
