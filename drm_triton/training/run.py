@@ -23,6 +23,7 @@ from torch import Tensor
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.base_config import Config
+from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend
@@ -108,7 +109,13 @@ class Run:
         """Write curves.png."""
         from drm_triton.plots import learning_curves
 
-        atomic.write_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
+        config, best = self.config, best_record(self.records, self.config.monitor).get("epoch")
+        objective = f", objective {config.objective}" if isinstance(config, TrainConfig) else ""
+        title = f"{self.path.resolve().name}: model {config.model}{objective}"
+        factors = {"drm": config.lam} if isinstance(config, TrainConfig) else {}
+        atomic.write_file(
+            self.path / "curves.png", lambda place: learning_curves(self.records, place, title, best, factors)
+        )
 
 
 def interactions_only(dataset: Dataset, fit: CSR) -> Dataset:
