@@ -150,7 +150,7 @@ def compare(
     )
     if out is not None:
         comparison.write(out, overwrite)
-    print(comparison.to_json() if as_json else comparison.to_markdown(), end="")
+    print(comparison.to_json() if as_json else comparison.to_text(), end="")
 
 
 def _refuse_unused(given: dict[str, bool]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +63,7 @@ def export(
         factors = f", {manifest['dimension']} factors, score {manifest['score']}" if "score" in manifest else ""
         print(f"exported {run} to {directory}: {manifest['users']:,} users, {manifest['items']:,} items{factors}")
         for name, content in manifest["files"].items():
-            print(f"  {name:<18}{content}")
+            print(textwrap.fill(f"  {name:<18}{content}", 80, subsequent_indent=" " * 20, break_on_hyphens=False))
         if recall:
             values = ", ".join(f"{name} {value:.4f}" for name, value in recall.items())
             print(f"{values} against exact search, for {manifest['queries']:,} users with ef {manifest['ef']}")
