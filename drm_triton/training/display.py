@@ -132,7 +132,7 @@ def announced_compilation(reporter: Reporter) -> Iterator[None]:
         return
     from numba.core import event
 
-    class Announcer(event.Listener):  # type: ignore[misc]
+    class Announcer(event.Listener):
         said = False
 
         def on_start(self, event: Any) -> None:
