@@ -16,6 +16,7 @@ from drm_triton.cli.compare import compare
 from drm_triton.cli.doctor import doctor
 from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.export import export
+from drm_triton.cli.flags import Command, Group
 from drm_triton.cli.info import info
 from drm_triton.cli.messages import print_error, print_warning, select_command
 from drm_triton.cli.prepare import prepare
@@ -31,6 +32,7 @@ from drm_triton.errors import DrmError
 
 app = typer.Typer(
     name="drm-triton",
+    cls=Group,
     help="Top-K recommenders trained with ranking losses: softmax over the catalogue, or DRM, the differentiable "
     "ranking metric.",
     no_args_is_help=True,
@@ -55,20 +57,20 @@ def _options(
     pass
 
 
-app.command()(prepare)
-app.command()(info)
-app.command()(train)
-app.command()(tune)
-app.command()(evaluate)
-app.command()(compare)
-app.command()(refit)
-app.command()(recommend)
-app.command()(similar)
-app.command()(report)
-app.command()(reproduce)
-app.command()(export)
-app.command()(doctor)
-app.command()(serve)
+app.command(cls=Command)(prepare)
+app.command(cls=Command)(info)
+app.command(cls=Command)(train)
+app.command(cls=Command)(tune)
+app.command(cls=Command)(evaluate)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(refit)
+app.command(cls=Command)(recommend)
+app.command(cls=Command)(similar)
+app.command(cls=Command)(report)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(export)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(serve)
 app.add_typer(bench, name="bench")
 
 

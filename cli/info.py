@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 
 
 def info(
-    directory: Annotated[
-        str,
-        typer.Argument(
-            help="Prepared data set: a directory, or a name under data/.",
-            metavar="DIR",
-            autocompletion=complete.datasets,
-        ),
-    ],
+    dataset: complete.DatasetArgument = None,
+    dataset_option: complete.DatasetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
     """Verify a data set, and print its statistics and what is published about it.
@@ -41,7 +35,7 @@ def info(
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
 
-    path = find_dataset(directory)
+    path = find_dataset(complete.required_dataset(dataset, dataset_option))
     data = Dataset.load(path)
     data.verify()
     if as_json:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.output import FormatOption, OutOption, check_output, note_if_held_out, with_titles, write
+from drm_triton.cli.output import (
+    FormatOption,
+    OutOption,
+    OverwriteOption,
+    QuietOption,
+    check_output,
+    note_if_held_out,
+    with_titles,
+    write,
+)
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 
@@ -56,6 +65,8 @@ def recommend(
     ] = "error",
     form: FormatOption = None,
     out: OutOption = None,
+    overwrite: OverwriteOption = True,
+    quiet: QuietOption = False,
 ) -> None:
     """Print the best items for users, with scores. Ids are those of your data.
 
@@ -74,10 +85,10 @@ def recommend(
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
-    form = check_output(form, out)
+    form = check_output(form, out, overwrite)
 
+    from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data.histories import read_histories, read_ids
-    from drm_triton.models import load
 
     selection: dict[str, Any] = {}
     if liked is not None:
@@ -88,18 +99,25 @@ def recommend(
         selection["users"] = user if users is None else read_ids(users)
     selection["only"] = None if only is None else read_ids(only)
     selection["without"] = None if without is None else read_ids(without)
-    model = load(run)
+    with first_word(quiet):
+        from drm_triton.models import load
+
+        model = load(run)
     note_if_held_out(model, run)
     blocks = model.recommend_blocks(k=k, exclude_seen=exclude_seen, unknown=unknown, **selection)
+    reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
     n_rows = 0
 
     def titled_blocks() -> Iterator["pl.DataFrame"]:
         nonlocal n_rows
         for block in blocks:
             n_rows += len(block)
+            step.advance(block["user"].n_unique())
             yield with_titles(block, model.interactions, "item")
 
-    write(titled_blocks(), form, out)
+    with reporter.step("recommend", model.interactions.n_users if everyone else None, "users") as step:
+        write(titled_blocks(), form, out)
+        step.note(f"{n_rows:,} items for {step.done:,} users")
     if n_rows == 0:
         warnings.warn(
             "there is nothing to recommend: no user is left, or the users already have all items to choose from "

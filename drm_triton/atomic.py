@@ -247,6 +247,15 @@ def _temporary_directory(place: Path) -> tuple[Path, int | None]:
             os.close(handle)
 
 
+def discard_directory(path: str | Path, marker: str) -> None:
+    """Remove a directory that `overwrite` may replace, if it exists. See `check_directory`."""
+    place = check_directory(path, overwrite=True, marker=marker)
+    if place.exists():
+        doomed = _sibling(place)
+        place.rename(doomed)  # first, so that it disappears at once
+        shutil.rmtree(doomed)
+
+
 def _replaceable(place: Path, marker: str | None) -> bool:
     """Return whether `place` is an empty directory or one with the marker of this program."""
     if marker is not None and (place / marker).is_file():

@@ -282,7 +282,7 @@ class DRM(FactorRecommender[TrainConfig]):
     ) -> State:
         """Train, from the beginning or from a stored checkpoint, and return the final state."""
         backend, device = self.backend()
-        with reporter.step("load the kernels (compiled at first use)"):
+        with reporter.step("load the kernels"):
             self.warm_up()
         state = initial_state(self.config, fit, device) if stored is None else State.of_checkpoint(*stored)
         state = state.to(device, table_type(self.config.precision, backend.name))

@@ -29,6 +29,7 @@ Leading = Literal["user", "count", "none"]  # first field of a line in files wit
 ExportFormat = Literal["npz", "parquet", "faiss", "hnswlib"]
 RelaxedMetric = Literal["precision", "recall", "ndcg", "ap"]
 Reduction = Literal["mean", "sum", "none"]
+LogTo = Literal["tensorboard", "mlflow", "wandb"]  # services that `train --log` writes to
 Target = Literal["table1", "table3", "table4", "table5", "figure2", "figure3"]  # of the paper, that `reproduce` makes
 SoftTopK = Literal["neuralsort", "lapsum"]  # operators of `soft_topk`
 

@@ -31,7 +31,7 @@ from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score, Unknown
 from drm_triton.options import ALIASES
-from drm_triton.progress import SILENT, Reporter
+from drm_triton.progress import Reporter
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.item_index import ROWS, ItemIndex, ItemWeights
 from drm_triton.ranking.recommend import (
@@ -48,7 +48,8 @@ from drm_triton.ranking.recommend import (
 )
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 from drm_triton.training import checkpoint
-from drm_triton.training.loop import interactions_to_fit
+from drm_triton.training.display import Display, announced_compilation
+from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
 
@@ -164,7 +165,9 @@ class Recommender(ABC, Generic[C]):
         run: str | Path | None = None,
         resume: bool = False,
         on_batch: BatchCallback | None = None,
-        reporter: Reporter = SILENT,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
     ) -> R:
         """Train on a data set, or on all interactions of a table or a matrix.
 
@@ -178,7 +181,9 @@ class Recommender(ABC, Generic[C]):
         run : directory for the configuration, metrics and checkpoints; None writes nothing
         resume : continue the training in `run` from its last checkpoint
         on_batch : called with (state, lists in an epoch) after each step; returning True ends the training
-        reporter : shows progress while the kernels are loaded
+        reporter : shows the progress, in place of the one that `progress` chooses
+        progress : show the epochs in a table; None shows them on a terminal and in a notebook
+        overwrite : replace the run that is in `run`
 
         Returns
         -------
@@ -198,9 +203,13 @@ class Recommender(ABC, Generic[C]):
         elif resume:
             keeper, stored = Run.open(run, dataset, self.config)
         else:
-            keeper = Run.create(run, self.config, dataset, fit)
+            keeper = Run.create(run, self.config, dataset, fit, overwrite)
+        reporter = reporter or Reporter.wanted(progress)
+        display = Display(reporter, self.config, can_validate(self.config, dataset))
         with keeper.lock if isinstance(keeper, Run) else nullcontext():
-            state = self.train(stored, dataset, fit, [*callbacks, keeper], on_batch, reporter)
+            with display, announced_compilation(reporter):
+                followers = [display.epoch_end, *callbacks, keeper]
+                state = self.train(stored, dataset, fit, followers, display.batches(on_batch), reporter)
             if isinstance(keeper, Run):
                 if state.position:  # stopped within an epoch
                     keeper.save(state)
@@ -217,7 +226,9 @@ class Recommender(ABC, Generic[C]):
         callbacks: Iterable[EpochCallback] = (),
         run: str | Path | None = None,
         on_batch: BatchCallback | None = None,
-        reporter: Reporter = SILENT,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
     ) -> R:
         """Return the final model: the same options and the same number of epochs, trained on all interactions.
 
@@ -228,7 +239,7 @@ class Recommender(ABC, Generic[C]):
         dataset : Dataset, optional
             The data set that this model was trained on. Default: the interactions that the model keeps, which have no
             weights.
-        callbacks, run, on_batch, reporter : see `fit`
+        callbacks, run, on_batch, reporter, progress, overwrite : see `fit`
 
         Examples
         --------
@@ -249,7 +260,7 @@ class Recommender(ABC, Generic[C]):
             dataset = interactions_only(kept, kept.train)  # a copy: it has no path
         elif not self.was_fit_on(dataset):
             raise InputError(f"{type(self).__name__}.refit: the model was not trained on this `dataset`")
-        return self.untrained_final().fit(dataset, callbacks, run, False, on_batch, reporter)
+        return self.untrained_final().fit(dataset, callbacks, run, False, on_batch, reporter, progress, overwrite)
 
     def untrained_final(self: R) -> R:
         """Return the model that `refit` trains, untrained."""

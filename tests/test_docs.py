@@ -46,7 +46,12 @@ LINKED = {**PAGES, "CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text("utf-8")}  
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 # Optional packages, and the commands that need them.
-OPTIONAL = {"faiss": "faiss", "hnswlib": "hnswlib", "fastapi": "drm-triton serve|^curl"}
+OPTIONAL = {
+    "faiss": "faiss",
+    "hnswlib": "hnswlib",
+    "fastapi": "drm-triton serve|^curl",
+    "tensorboard": "tensorboard|TensorBoard",
+}
 
 
 # -- commands that are not run, and the checks that replace running them ---------------------------------------------

@@ -47,6 +47,7 @@ from drm_triton.training.tune import replaced, with_validations
 Outcome = dict[str, Any]  # one line of outcomes.jsonl
 Task = dict[str, Any]  # what identifies an outcome, and where the data is
 
+PLAN = "plan.json"
 ONE_THREAD = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
 IDENTITY = ("model", "stage", "options", "seed")
 
@@ -195,7 +196,7 @@ class Comparison:
     def _open(self) -> None:
         """Create the directory, or check that it holds a comparison on the same data, in the same space."""
         identity = {"checksum": self.dataset.checksum, "space": self.plan.space, "metric": self.plan.metric}
-        file = self.path / "plan.json"
+        file = self.path / PLAN
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not any(not entry.name.startswith(".") for entry in self.path.iterdir()):
@@ -285,7 +286,7 @@ def _tune(task: Task) -> dict[str, Any]:
             found.update({"best_epoch": end.record["epoch"], **metrics})
 
     model = _model(task["options"], fit_on="train", threads=1, seed=0)
-    type(model)(with_validations(model.config)).fit(Dataset.load(task["data"]), [epoch_end])
+    type(model)(with_validations(model.config)).fit(Dataset.load(task["data"]), [epoch_end], progress=False)
     return found
 
 
@@ -293,7 +294,7 @@ def _test(task: Task) -> dict[str, Any]:
     """Train on the training and validation parts; return the metrics on test, and store those of each user."""
     data = Dataset.load(task["data"])
     model = _model(task["options"], fit_on="train+valid", threads=1, seed=task["seed"], eval_every=0)
-    model.fit(data)
+    model.fit(data, progress=False)
     result = model.evaluate(data.test, data.train.union(data.valid), *protocol(data.meta))
     # A model may be trained again with other options, after more trials: its files must not replace each other.
     mark = hashlib.sha256(_key(task).encode()).hexdigest()[:8]

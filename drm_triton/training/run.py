@@ -23,6 +23,7 @@ from torch import Tensor
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.base_config import Config
+from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, why_not
@@ -33,6 +34,7 @@ from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, Progress, checked_counters
 
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
+MARKER = "last/data/meta.json"  # by which `overwrite` recognises a run; any directory may have a config.toml
 # options that do not change what was trained so far
 RESUMABLE = {"epochs", "stop_after", "patience", "threads", "backend"}
 
@@ -44,12 +46,12 @@ class Run:
         self.path, self.config, self.records, self.lock = path, config.resolved(), records, lock
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR) -> "Run":
-        """Create a run directory. A directory that is not empty is refused."""
+    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR, overwrite: bool = False) -> "Run":
+        """Create a run directory. A directory that is not empty is refused, unless it is a run to `overwrite`."""
         dataset.verify()  # its checksum is recorded
-        path = new_directory(path)
-        # Without a marker, it replaces only an empty directory.
-        with atomic.directory(path, overwrite=True, last="config.toml") as folder:
+        path = Path(path) if overwrite and Path(path).is_dir() else new_directory(path)
+        marker = MARKER if overwrite else None  # without a marker, only an empty directory is replaced
+        with atomic.directory(path, True, marker, last="config.toml") as folder:
             interactions_only(dataset, fit, config.fit_parts).save(folder / "last" / "data")
             (folder / "best").mkdir()
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
@@ -121,7 +123,13 @@ class Run:
         """Write curves.png."""
         from drm_triton.plots import learning_curves
 
-        atomic.write_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
+        config, best = self.config, best_record(self.records, self.config.monitor).get("epoch")
+        objective = f", objective {config.objective}" if isinstance(config, TrainConfig) else ""
+        title = f"{self.path.resolve().name}: model {config.model}{objective}"
+        factors = {"drm": config.lam} if isinstance(config, TrainConfig) else {}
+        atomic.write_file(
+            self.path / "curves.png", lambda place: learning_curves(self.records, place, title, best, factors)
+        )
 
 
 def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("train",)) -> Dataset:
@@ -141,7 +149,10 @@ def new_directory(path: str | Path) -> Path:
     path = Path(path)
     try:
         if (path / "config.toml").exists():
-            raise InputError(f"{path} already contains a run; resume it with `resume`, or give another `run`")
+            raise InputError(
+                f"{path} already contains a run; resume it with `resume`, replace it with `overwrite`, or give another "
+                "`run`"
+            )
         Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
         if not atomic.is_empty(path):
             raise InputError(f"{path} exists and is not empty; give another `run`")

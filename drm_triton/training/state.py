@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.errors import InputError
-from drm_triton.names import LOSSES
+from drm_triton.names import HEADLINE_METRICS, LOSSES
 
 LOSS_SUMS = ("loss", *LOSSES)
 TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
@@ -94,13 +94,24 @@ class State(Progress):
             self.unread.zero_()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochEnd:
-    """What a callback receives after each epoch."""
+    """What a callback receives after each epoch.
+
+    Examples
+    --------
+    >>> EpochEnd({"epoch": 3, "loss": 1.25, "drm": 0.25, "seconds": 2.0, "valid/ndcg@10": 0.12345}, Progress(), True)
+    EpochEnd(epoch=3, loss=1.25, valid/ndcg@10=0.1235, improved=True)
+    """
 
     record: dict[str, Any]  # one line of metrics.jsonl
     state: Progress
     improved: bool  # the monitored metric is the best so far; always True if no metric is monitored
+
+    def __repr__(self) -> str:
+        shown = [name for name in ("epoch", "loss", *HEADLINE_METRICS) if name in self.record]
+        values = "".join(f"{name}={self.record[name]:.4g}, " for name in shown)
+        return f"EpochEnd({values}improved={self.improved})"
 
 
 EpochCallback = Callable[[EpochEnd], bool | None]  # returns True to end the training

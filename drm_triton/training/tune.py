@@ -17,6 +17,7 @@ one, and an interrupted study continues with the trials that it would have run.
 import json
 import math
 import random
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from drm_triton.names import MIN_TRAIN
 from drm_triton.options import ALIASES, FILE_NAMES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
+from drm_triton.training.display import announced_compilation
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 from drm_triton.training.weights import require_weights
@@ -176,13 +178,17 @@ class Study:
     def _run(self, trials: int, seconds: float | None, reporter: Reporter) -> None:
         if next(self.remaining(trials), None) is None:
             return
-        with reporter.step("load the kernels (compiled at first use)"):
+        with announced_compilation(reporter), reporter.step("load the kernels"):
             # The time of a trial then includes compiling only for options that need another variant of a kernel.
             self.model(self.base).warm_up()
         for number, point in self.remaining(trials, seconds):
             title = f"trial {number} ({number + 1}/{trials})"
             with reporter.step(title, self.config(point).epochs, "epochs") as step:
-                step.note(self.describe(self.attempt(number, point, step.advance)))
+                record = self.attempt(number, point, step.advance)
+                step.note(self.describe(record))
+            options = ", ".join(f"{name} {record[name]}" for name in self.space if record[name] is not None)
+            if options:
+                reporter.line(textwrap.indent(textwrap.fill(options, 76), "  "))
 
     def remaining(self, trials: int, seconds: float | None = None) -> Iterator[tuple[int, Point]]:
         """Yield number and point of each unfinished trial up to `trials`, and stop after `seconds`."""
@@ -207,7 +213,7 @@ class Study:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # not again in each trial
-                self.model(with_validations(self.config(point))).fit(self.dataset, [epoch_end])
+                self.model(with_validations(self.config(point))).fit(self.dataset, [epoch_end], progress=False)
         except InputError:  # the data is wrong, and every trial would fail
             raise
         except (DrmError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory runs out
@@ -218,12 +224,11 @@ class Study:
         return self.records[-1]
 
     def describe(self, record: Record) -> str:
-        """Return one line about a finished trial: its metric, the best so far, and its options."""
-        options = ", ".join(f"{name} {record[name]}" for name in self.space if record[name] is not None)
+        """Return one line about a finished trial: its metric, and the best so far."""
         if record["status"] == "failed":
-            return f"failed: {record['error']}; {options}"
+            return f"failed: {record['error']}"
         best, value = self.best or record, f"{self.base.monitor} {record[self.metric]:.4f}"
-        return f"{value}, best {best[self.metric]:.4f} (trial {best['number']}); {options}"
+        return f"{value}, best {best[self.metric]:.4f} (trial {best['number']})"
 
     # -- files ---------------------------------------------------------------------------------------------------
 

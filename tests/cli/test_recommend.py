@@ -42,7 +42,10 @@ def test_all_users_in_every_format(
     monkeypatch.setattr("drm_triton.ranking.recommend.QUERIES_PER_BLOCK", block)
     file = tmp_path / f"top.{form}"
     code, out, errors = call("recommend", run, "--all", "--k", 3, "--out", file)
-    assert (code, out, errors) == (0, "", "")
+    assert (code, out) == (0, "")
+    assert errors.startswith("recommend: 600 items for 200 users (")
+    assert call("recommend", run, "--all", "--k", 3, "--out", file, "--quiet") == (0, "", "")
+    assert call("recommend", run, "--all", "--out", file, "--no-overwrite")[0] == 2
     frame = READERS[form](file)
     expected = model.recommend(k=3)
     assert frame.columns == ["user", "rank", "item", "score", "title"]

@@ -176,7 +176,7 @@ def test_a_trial_that_diverges_is_recorded_and_the_study_goes_on(data: Dataset, 
 
 
 def test_a_trial_without_the_memory_is_recorded(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: object) -> None:
+    def exhausted(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr(DRM, "fit", exhausted)
