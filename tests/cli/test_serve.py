@@ -1,5 +1,6 @@
 """`serve` as a process behind a real socket: start, responses, errors and shutdown."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -33,14 +34,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(*arguments: object, descriptors: int | None = None, **variables: str | None) -> "subprocess.Popen[str]":
-    """Start a service, on request with a limit of file descriptors."""
+def start(
+    *arguments: object, descriptors: int | None = None, log: Path | None = None, **variables: str | None
+) -> "subprocess.Popen[str]":
+    """Start a service, on request with a limit of file descriptors, or with its stderr in a file.
+
+    A service that writes much to stderr needs the file: it would wait for ever if nobody read from a full pipe.
+    """
     command = [sys.executable, "-m", "drm_triton", "serve", *map(str, arguments)]
     if descriptors is not None:
         command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
-    return subprocess.Popen(
-        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with contextlib.ExitStack() as stack:
+        stderr = subprocess.PIPE if log is None else stack.enter_context(log.open("w"))
+        return subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
