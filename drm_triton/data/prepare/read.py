@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 IDS = ("user", "item")
 PART_TYPE = pl.Enum(SPLIT_PARTS)  # of the column `part`
+_GROUP = 200  # files in one query
 SAMPLE_ROWS = 1000  # rows that decide whether ids are whole numbers, and how times are written
 
 
@@ -111,7 +112,7 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
         if raw.is_split:
             columns["part"] = pl.col("part")
         try:
-            frame = _collect(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
+            frame = _select(view, schema, columns, drop_blank=careful and raw.text)
         except InputError:
             if careful:
                 raise
@@ -169,6 +170,17 @@ def _collect(raw: RawInteractions, query: pl.LazyFrame) -> pl.DataFrame:
         raise
 
 
+def _select(
+    raw: RawInteractions, schema: Mapping[str, pl.DataType], columns: Mapping[str, pl.Expr], drop_blank: bool
+) -> pl.DataFrame:
+    """Return columns of all files. Many files are read in groups: Polars takes long to plan a query over thousands."""
+    frames = []
+    for start in range(0, len(raw.tables), _GROUP):
+        group = replace(raw, tables=raw.tables[start : start + _GROUP])
+        frames.append(_collect(group, _concat(group, drop_blank, schema).select(**columns)))
+    return frames[0] if len(frames) == 1 else pl.concat(frames)
+
+
 def _schema(raw: RawInteractions) -> dict[str, pl.DataType]:
     """Return the types of the columns that all files have."""
     schemas = []
@@ -200,8 +212,11 @@ def _aligned(table: RawTable, schema: Mapping[str, pl.DataType]) -> list[pl.Expr
     return columns
 
 
-def _concat(raw: RawInteractions, drop_blank: bool = False) -> pl.LazyFrame:
-    schema = _schema(raw)
+def _concat(
+    raw: RawInteractions, drop_blank: bool = False, schema: Mapping[str, pl.DataType] | None = None
+) -> pl.LazyFrame:
+    """Return the rows of all files, in the types of `schema`, by default those that the files have in common."""
+    schema = _schema(raw) if schema is None else schema
     frames = []
     for table in raw.tables:
         frame = table.frame.select(_aligned(table, schema))

@@ -178,6 +178,8 @@ def test_very_many_members_of_a_zip_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [member.filename for member in opened] == ["ratings.csv"]
     opened.clear()
     (tmp_path / "b.zip").write_bytes((tmp_path / "a.zip").read_bytes())
-    assert prepare(TABLE, [tmp_path / "b.zip"], tmp_path / "all").n_users == 50
+    monkeypatch.setattr("drm_triton.data.prepare.read._GROUP", 7)  # files are read in groups
+    data = prepare(TABLE, [tmp_path / "b.zip"], tmp_path / "all")
+    assert (data.n_users, data.n_interactions) == (50, 51)
     assert len(opened) == 51
     assert not [path for path in listed if "drm-triton-" in str(path)]
