@@ -56,6 +56,8 @@ class PerUser:
         if is_per_user(only):
             allowed = _items_of(users, only, data, "only")
             nothing = users.filter(allowed.degrees() == 0)
+            if len(nothing) == len(users) > 0:
+                raise InputError(f"`only` has no known items for any of these users: {named(nothing)}")
             if len(nothing):
                 count = f"{len(nothing):,} of {len(users):,} users"
                 warn(f"`only` has no known items for {count}, who get no recommendations: {named(nothing)}")
@@ -68,7 +70,7 @@ class PerUser:
 
     def among(self, candidates: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
         """Return those of the candidates, ascending codes or None for all items, that some user may get."""
-        if self.only is None:
+        if self.only is None or not self.only.shape[0]:
             return candidates
         some = np.unique(self.only.indices).astype(np.int64)
         found = some if candidates is None else np.intersect1d(some, candidates, assume_unique=True)

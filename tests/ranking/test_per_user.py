@@ -116,9 +116,9 @@ def test_users_who_are_not_in_only_get_nothing(model: Recommender[Any]) -> None:
     assert [sorted(found[user]) for user in USERS] == [[0, 10, 20, 30, 40], [], [50, 60]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(InputError, match="no items are left to recommend: `only` has no item that these users"):
+        with pytest.raises(InputError, match="`only` has no known items for any of these users: 'u2'"):
             model.recommend(["u2"], only={"u1": [0]})
-        with pytest.raises(InputError, match="no items are left"):
+        with pytest.raises(InputError, match="no items are left to recommend: `only` has no item that these users"):
             model.recommend(["u1"], only={"u1": [0]}, without=[0])
 
 
@@ -134,6 +134,7 @@ def test_ids_of_another_type_and_unknown_ones(model: Recommender[Any]) -> None:
         model.recommend(["u1"], only=pl.DataFrame({"item": [0]}))
     with pytest.raises(InputError, match="a frame of `without` has rows without a user"):
         model.recommend(["u1"], without=pl.DataFrame({"user": ["u1", None], "item": [0, 10]}))
+    assert model.recommend([], only={"u1": [0]}).is_empty()
     assert model.recommend(["u1"], without={}).equals(model.recommend(["u1"]))
 
 
