@@ -54,11 +54,40 @@ def recommend(
         bool, typer.Option("--exclude-seen/--include-seen", help="Leave out items that the user already has.")
     ] = True,
     only: Annotated[
-        Path | None, typer.Option(help="File with one item id per line: recommend only these.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="File with one item id per line, or a table with columns user and item: recommend only these.",
+            show_default=False,
+        ),
     ] = None,
     without: Annotated[
-        Path | None, typer.Option(help="File with one item id per line: never recommend these.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="File with one item id per line, or a table with columns user and item: never recommend these.",
+            show_default=False,
+        ),
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='Recommend only items with this attribute: "price<=20", "genre=Drama|Comedy", "in_stock". May be '
+            "repeated; then all must hold.",
+            show_default=False,
+        ),
+    ] = None,
+    at_most: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ATTRIBUTE=NUMBER",
+            help="At most so many items of a list with the same value of an attribute, or the same tag. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    diversity: Annotated[
+        float,
+        typer.Option(help="Weight of diversity, from 0 to below 1: re-rank the best items so that they differ more."),
+    ] = 0.0,
     unknown: Annotated[
         Unknown,
         typer.Option(help="For ids that the model does not know: stop, skip them, or recommend popular items."),
@@ -81,6 +110,8 @@ def recommend(
       drm-triton recommend runs/melon --history new.csv --out recommendations.csv
 
       drm-triton recommend runs/melon --all --only stock.txt --out top.parquet
+
+      drm-triton recommend runs/melon --user 12 --where "price<=20" --at-most genre=2
     """
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
@@ -88,7 +119,7 @@ def recommend(
     form = check_output(form, out, overwrite)
 
     from drm_triton.cli.messages import FlagReporter, first_word
-    from drm_triton.data.histories import read_histories, read_ids
+    from drm_triton.data.histories import read_choice, read_histories, read_ids
 
     selection: dict[str, Any] = {}
     if liked is not None:
@@ -97,8 +128,9 @@ def recommend(
         selection["histories"] = read_histories(history)
     elif not everyone:
         selection["users"] = user if users is None else read_ids(users)
-    selection["only"] = None if only is None else read_ids(only)
-    selection["without"] = None if without is None else read_ids(without)
+    selection["only"] = None if only is None else read_choice(only)
+    selection["without"] = None if without is None else read_choice(without)
+    selection |= {"where": where, "at_most": _limits(at_most or []), "diversity": diversity}
     with first_word(quiet):
         from drm_triton.models import load
 
@@ -120,8 +152,8 @@ def recommend(
         step.note(f"{n_rows:,} items for {step.done:,} users")
     if n_rows == 0:
         warnings.warn(
-            "there is nothing to recommend: no user is left, or the users already have all items to choose from "
-            "(--include-seen recommends those too)",
+            "there is nothing to recommend: no user is left, or the users may get none of the items to choose from, or "
+            "already have them (--include-seen recommends those too)",
             stacklevel=1,
         )
 
@@ -134,3 +166,14 @@ def _split_ids(liked: list[str]) -> list[str]:
         raise InputError(
             f"--liked {liked}: {error}; put ids that contain quotes or line breaks into a file and give it as --history"
         ) from None
+
+
+def _limits(at_most: list[str]) -> dict[str, int]:
+    """Return the limits of attributes that are given as ATTRIBUTE=NUMBER."""
+    limits = {}
+    for limit in at_most:
+        name, _, number = limit.rpartition("=")
+        if not name or not number.strip().isdecimal():
+            raise InputError(f"--at-most {limit}: write an attribute and a number, for example genre=2")
+        limits[name.strip()] = int(number)
+    return limits

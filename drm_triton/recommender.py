@@ -22,6 +22,7 @@ from torch import Tensor
 
 from drm_triton import atomic
 from drm_triton.base_config import Config
+from drm_triton.data.conditions import Condition
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import is_pandas, to_pandas
@@ -34,6 +35,7 @@ from drm_triton.options import ALIASES
 from drm_triton.progress import Reporter
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.item_index import ROWS, ItemIndex, ItemWeights
+from drm_triton.ranking.per_user import PerUser, is_per_user
 from drm_triton.ranking.recommend import (
     Index,
     Queries,
@@ -46,6 +48,7 @@ from drm_triton.ranking.recommend import (
     recommendation_frames,
     similar_frame,
 )
+from drm_triton.ranking.rules import AnyIndex, Rules
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
@@ -55,6 +58,8 @@ from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Pr
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
+ItemChoice = Ids | Mapping[Any, Ids] | pl.DataFrame  # items for all users, or for each user
+Where = Condition | Iterable[Condition]  # conditions on the attributes of items
 Interactions = Any  # a Dataset, a polars or pandas frame, or a scipy sparse matrix
 Tensors = dict[str, Tensor]
 
@@ -137,6 +142,13 @@ class Recommender(ABC, Generic[C]):
     @abstractmethod
     def similarity(self, items: NDArray[np.int32]) -> tuple[Index, Queries]:
         """Return an index of all items whose scores are similarities, and its queries for some items."""
+
+    def diversity_factors(self) -> NDArray[np.float32]:
+        """Return the item factors whose cosine is the similarity of items in a list: float32 [N, d]."""
+        raise InputError(
+            f"`diversity` compares the factors of items, which {type(self).__name__} does not have; use `at_most` with "
+            "an attribute of the items, or a model with factors"
+        )
 
     @abstractmethod
     def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
@@ -304,9 +316,12 @@ class Recommender(ABC, Generic[C]):
         users: Ids | None = None,
         k: int = 10,
         exclude_seen: bool = True,
-        only: Ids | None = None,
-        without: Ids | None = None,
+        only: ItemChoice | None = None,
+        without: ItemChoice | None = None,
         unknown: Unknown = "error",
+        where: Where | None = None,
+        at_most: Mapping[str, int] | None = None,
+        diversity: float = 0.0,
     ) -> pl.DataFrame:
         """Return the k best items for each user.
 
@@ -318,13 +333,22 @@ class Recommender(ABC, Generic[C]):
             Number of items per user.
         exclude_seen : bool, default True
             Leave out items that the user has, also those that were held out of the training.
-        only : sequence of ids, optional
-            Items to choose from. Default: all items.
-        without : sequence of ids, optional
-            Items to leave out.
+        only : sequence of ids, mapping or frame, optional
+            Items to choose from. Default: all items. A mapping from user to item ids, or a frame with columns user and
+            item, gives each user items to choose from; a user who is not in it gets none.
+        without : sequence of ids, mapping or frame, optional
+            Items to leave out, for all users or, as for `only`, for each user.
         unknown : {"error", "skip", "popular"}, default "error"
             Handling of users without interactions: raise an error, skip them with a warning, or recommend the most
             popular items to them, with score null.
+        where : str or polars.Expr, or several of them, optional
+            Conditions on the attributes of items, all of which must hold: "price<=20", "genre=Drama", "in_stock". An
+            item without a value does not satisfy a condition on it.
+        at_most : mapping from attribute to int, optional
+            The most items of a list with the same value of an attribute, or with the same tag: {"genre": 2}.
+        diversity : float, default 0
+            Weight of diversity, from 0 to below 1: re-rank the best 10 k items by maximal marginal relevance. The
+            scores stay those of the model, so they do not fall with the rank.
 
         Returns
         -------
@@ -332,17 +356,20 @@ class Recommender(ABC, Generic[C]):
             Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. It is a
             pandas frame if the model was fitted on one, or if `users` is a pandas object.
         """
-        blocks = self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown)
-        return self._as_given(pl.concat(blocks), users)
+        rules = (only, without, unknown, where, at_most, diversity)
+        return self._as_given(pl.concat(self.recommend_blocks(users, None, k, exclude_seen, *rules)), users)
 
     def recommend_from(
         self,
         histories: Histories,
         k: int = 10,
         exclude_seen: bool = True,
-        only: Ids | None = None,
-        without: Ids | None = None,
+        only: ItemChoice | None = None,
+        without: ItemChoice | None = None,
         unknown: Unknown = "error",
+        where: Where | None = None,
+        at_most: Mapping[str, int] | None = None,
+        diversity: float = 0.0,
     ) -> pl.DataFrame:
         """Return the k best items for new users, who are not in the training data, from the items they liked.
 
@@ -367,8 +394,8 @@ class Recommender(ABC, Generic[C]):
         >>> model.recommend_from({"dora": ["x"]}, k=1).select("user", "item").rows()
         [('dora', 'y')]
         """
-        blocks = self.recommend_blocks(None, histories, k, exclude_seen, only, without, unknown)
-        return self._as_given(pl.concat(blocks), histories)
+        rules = (only, without, unknown, where, at_most, diversity)
+        return self._as_given(pl.concat(self.recommend_blocks(None, histories, k, exclude_seen, *rules)), histories)
 
     def recommend_blocks(
         self,
@@ -376,9 +403,12 @@ class Recommender(ABC, Generic[C]):
         histories: Histories | None = None,
         k: int = 10,
         exclude_seen: bool = True,
-        only: Ids | None = None,
-        without: Ids | None = None,
+        only: ItemChoice | None = None,
+        without: ItemChoice | None = None,
         unknown: Unknown = "error",
+        where: Where | None = None,
+        at_most: Mapping[str, int] | None = None,
+        diversity: float = 0.0,
     ) -> Iterator[pl.DataFrame]:
         """Yield the result of `recommend`, or of `recommend_from` if `histories` are given, in blocks of users.
 
@@ -393,8 +423,19 @@ class Recommender(ABC, Generic[C]):
             targets = known_users(users, data, self.queries_of_owners, unknown)
         else:
             targets = new_users(histories, data, self.new_queries, unknown)
-        index = self.index(candidate_items(data, only, without))
-        return recommendation_frames(targets, index, data, k, exclude_seen)
+        rules = Rules.of(where, at_most, diversity)
+        per_user = PerUser.of_users(targets.ids, data, only, without)
+        only, without = (None if is_per_user(items) else items for items in (only, without))
+        candidates = candidate_items(data, only, without, rules.where)
+        index = self._obeying(rules, candidates if per_user is None else per_user.among(candidates))
+        return recommendation_frames(targets, index, data, k, exclude_seen, per_user)
+
+    def ruled_index(self, rules: Rules) -> AnyIndex:
+        """Return an index whose searches obey rules. `ranking.recommend.popular_index` does the same by popularity."""
+        return self._obeying(rules, candidate_items(self.interactions, where=rules.where))
+
+    def _obeying(self, rules: Rules, candidates: NDArray[np.int64] | None) -> AnyIndex:
+        return rules.applied(self.index(candidates), self.interactions.items, self.diversity_factors)
 
     def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
         """Return the k items most similar to each given item, never the item itself.
@@ -663,6 +704,10 @@ class FactorRecommender(Recommender[C]):
     def similarity(self, items: NDArray[np.int32]) -> tuple[TopKIndex, Tensor]:
         """Return an index of all items whose scores are similarities, and its queries for some items."""
         return self._similarity(self.item_factors, items)
+
+    def diversity_factors(self) -> NDArray[np.float32]:
+        """Return the item factors: float32 [N, d]."""
+        return self.item_factors.detach().cpu().numpy()
 
     def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
         """Return the k users most similar to each given user, as `similar_items` does for items.

@@ -64,6 +64,12 @@ class CSR:
         return cls(np.cumsum([0, *map(len, rows)]), np.concatenate(rows), (len(rows), n_columns))
 
     @classmethod
+    def from_mask(cls, mask: NDArray[np.bool_]) -> CSR:
+        """Build a matrix from the places of an array that are True."""
+        rows, columns = np.nonzero(mask)
+        return cls.from_pairs(rows, columns, (mask.shape[0], mask.shape[1]))
+
+    @classmethod
     def from_keys(
         cls, keys: NDArray[np.int64], shape: tuple[int, int], weights: NDArray[np.float32] | None = None
     ) -> CSR:

@@ -1,4 +1,4 @@
-"""Files of ids: one id per line, or the histories of new users."""
+"""Files of ids: one id per line, or items of users, such as the histories of new users."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ def read_ids(path: Path) -> list[str]:
     return ids
 
 
+def read_choice(path: Path) -> list[str] | pl.DataFrame:
+    """Read items for all users, one id per line, or items for each user: a table with columns of users and items."""
+    content = _content(path)
+    if content.startswith(b"PAR1") or _separator(_text(content, path)) is not None:
+        return read_histories(path)
+    return read_ids(path)
+
+
 def read_histories(path: Path) -> pl.DataFrame:
     """Read the histories of new users as a frame with columns user, item.
 
@@ -41,8 +49,7 @@ def read_histories(path: Path) -> pl.DataFrame:
     text = _text(content, path)
     if not text.strip():
         raise InputError(f"{path} is empty: give a table with columns user and item, or a list of item ids per line")
-    header = text.lstrip().split("\n", 1)[0]
-    separator = next((s for s in SEPARATORS if _names_both(next(csv.reader([header], delimiter=s)))), None)
+    separator = _separator(text)
     if separator is not None or suffix in TABLE_SUFFIXES:
         source = io.BytesIO(text.lstrip().encode())
         return _table(path, partial(pl.read_csv, source, separator=separator or ",", infer_schema=False))
@@ -66,6 +73,12 @@ def _text(content: bytes, path: Path) -> str:
     return text
 
 
+def _separator(text: str) -> str | None:
+    """Return the separator of a table whose first line names a column of users and one of items; None if not so."""
+    header = text.lstrip().split("\n", 1)[0].split("\r", 1)[0]
+    return next((s for s in SEPARATORS if _names_both(next(csv.reader([header], delimiter=s), []))), None)
+
+
 def _names_both(columns: list[str]) -> bool:
     return all(any(spells(column, role) for column in columns) for role in ("user", "item"))
 
@@ -80,7 +93,7 @@ def _table(path: Path, read: Callable[[], pl.DataFrame]) -> pl.DataFrame:
     found = {role: [c for c in frame.columns if spells(c, role)] for role in ("user", "item")}
     if any(len(columns) != 1 for columns in found.values()):
         raise InputError(
-            f"{path}: a table of histories needs one column of users and one of items, for example named user and "
+            f"{path}: the table needs one column of users and one of items, for example named user and "
             f"item; its columns are {frame.columns}. A file with a list of item ids per line must be named .txt"
         )
     ids = frame.select(**{role: pl.col(columns[0]) for role, columns in found.items()})

@@ -3,7 +3,8 @@
 `Recommender.recommend_blocks` runs these steps:
 
 1. `known_users` or `new_users` turns external ids into `TargetUsers`.
-2. `candidate_items` turns `only` and `without` into the items to choose from, which an index packs once.
+2. `candidate_items` turns `only`, `without` and `where` into the items to choose from, which an index packs once. What
+   is chosen for single users is in `ranking.per_user`, and rules of whole lists are in `ranking.rules`.
 3. `recommendation_frames` searches the index, one block of users after the other.
 
 The queries are vectors of users, for a `TopKIndex`, or their items, for an `ItemIndex`.
@@ -16,14 +17,15 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from drm_triton.data.conditions import Condition, satisfying
 from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
@@ -31,7 +33,12 @@ from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 from drm_triton.ranking.item_index import ItemIndex
+from drm_triton.ranking.popular import PopularIndex
+from drm_triton.ranking.rules import AnyIndex, RuledIndex
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex
+
+if TYPE_CHECKING:
+    from drm_triton.ranking.per_user import PerUser
 
 Queries = Any  # float32 [m, d] for a TopKIndex, CSR [m, N] for an ItemIndex
 Index = TopKIndex | ItemIndex
@@ -113,7 +120,7 @@ def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, 
         reason = describe_users_without_interactions(ids.filter(without_interactions), "the data set")
         if unknown == "error" and users is not None:
             raise InputError(f"{reason}, so nothing is known about their taste; {_alternatives('user')}")
-        _warn(f"skipped {without_interactions.sum():,} of {len(ids):,} users: {reason}")
+        warn(f"skipped {without_interactions.sum():,} of {len(ids):,} users: {reason}")
     return data.user_ids[codes[found]], codes[found]
 
 
@@ -136,7 +143,7 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
         items; users without any known item are then left out (`skip`) or kept with an empty row (`popular`).
     """
     check_unknown(unknown)
-    users, rows, items = _history_pairs(histories)
+    users, rows, items = user_item_pairs(histories, "histories")
     codes = lookup(items, data.item_ids).astype(np.int64)
     if (codes < 0).any():
         _raise_or_warn(items.filter(codes < 0), len(items), data.item_ids, "item", unknown, data.item_titles)
@@ -146,25 +153,30 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
     if empty.any() and unknown == "error":
         raise InputError(f"the history of user {users.filter(empty)[0]!r} is empty: give at least one item")
     if empty.any() and unknown == "skip":
-        _warn(f"skipped {empty.sum():,} of {len(users):,} users: the model knows none of their items")
+        warn(f"skipped {empty.sum():,} of {len(users):,} users: the model knows none of their items")
         return users.filter(~empty), matrix.take(np.flatnonzero(~empty))
     return users, matrix
 
 
-def _history_pairs(histories: Any) -> tuple[pl.Series, NDArray[np.int64], pl.Series]:
-    """Return users [B], and for each item of a history the position of its user [n] and the item id [n]."""
+def user_item_pairs(histories: Any, option: str) -> tuple[pl.Series, NDArray[np.int64], pl.Series]:
+    """Return users [B], and for each item of a history the position of its user [n] and the item id [n].
+
+    `option` is the name of `histories` in messages.
+    """
     if hasattr(histories, "columns"):  # a polars or pandas frame
         if not {"user", "item"} <= set(histories.columns):
-            raise InputError(f"a frame of `histories` needs columns user and item; it has {list(histories.columns)}")
+            raise InputError(f"a frame of `{option}` needs columns user and item; it has {list(histories.columns)}")
         if not isinstance(histories, pl.DataFrame):
             histories = from_pandas(histories, ["user", "item"])
+        if histories["user"].null_count():
+            raise InputError(f"a frame of `{option}` has rows without a user; complete or remove them")
         users = histories["user"].unique(maintain_order=True)
         positions = pl.DataFrame({"user": users}).with_row_index("row")
         rows = histories.select("user").join(positions, on="user", how="left", maintain_order="left")["row"]
         return users, rows.to_numpy().astype(np.int64), as_series(histories["item"], "item")
     if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
         raise InputError(
-            "`histories` must be a list of lists of item ids, a mapping from user to such a list, or a frame with "
+            f"`{option}` must be a list of lists of item ids, a mapping from user to such a list, or a frame with "
             f"columns user and item, not {type(histories).__name__}"
         )
     item_lists = list(histories.values()) if isinstance(histories, Mapping) else list(histories)
@@ -179,7 +191,9 @@ def _history_pairs(histories: Any) -> tuple[pl.Series, NDArray[np.int64], pl.Ser
 # -- 2. the items to choose from -----------------------------------------------------------------------------------
 
 
-def candidate_items(data: Dataset, only: Any = None, without: Any = None) -> NDArray[np.int64] | None:
+def candidate_items(
+    data: Dataset, only: Any = None, without: Any = None, where: Sequence[Condition] = ()
+) -> NDArray[np.int64] | None:
     """Return the codes of the items that may be recommended, ascending; None for all items.
 
     Parameters
@@ -187,17 +201,26 @@ def candidate_items(data: Dataset, only: Any = None, without: Any = None) -> NDA
     data : training data of the model
     only : external ids of items to choose from; None for all
     without : external ids of items to leave out
+    where : conditions that items must satisfy
     """
-    if only is None and without is None:
+    if only is None and without is None and not where:
         return None
-    allowed = np.ones(data.n_items, dtype=bool)
+    allowed = satisfying(data.items, where)
+    if not allowed.any():
+        conditions = " and ".join(map(str, where))
+        raise InputError(f"no items are left to recommend: no item satisfies `where` {conditions}")
     if only is not None:
-        allowed[:] = False
-        allowed[_known_item_codes(only, data, "only")] = True
+        chosen = np.zeros(data.n_items, dtype=bool)
+        chosen[_known_item_codes(only, data, "only")] = True
+        allowed &= chosen
     if without is not None:
         allowed[_known_item_codes(without, data, "without")] = False
     if not allowed.any():
-        raise InputError("no items are left to recommend: `without` removes all items that could be chosen")
+        removing = [f"`{name}`" for name, given in (("without", without is not None), ("where", where)) if given]
+        remove = "removes" if len(removing) == 1 else "remove"
+        raise InputError(
+            f"no items are left to recommend: {' and '.join(removing)} {remove} all items that could be chosen"
+        )
     return np.flatnonzero(allowed)
 
 
@@ -211,15 +234,25 @@ def _known_item_codes(ids: Any, data: Dataset, option: str) -> NDArray[np.int32]
             raise InputError("`only` is empty: give at least one item to choose from")
         raise InputError(f"`only`: {unknown_ids(missing, data.item_ids, 'item', data.item_titles)}")
     if len(missing):
-        _warn(f"`{option}`: the model does not know {len(missing):,} of the {len(items):,} items: {named(missing)}")
+        warn_of_unknown_items(missing, len(items), option)
     return codes[codes >= 0]
+
+
+def warn_of_unknown_items(missing: pl.Series, total: int, option: str) -> None:
+    """Warn of items in `only` or `without` that the model does not know."""
+    warn(f"`{option}`: the model does not know {len(missing):,} of the {total:,} items: {named(missing)}")
 
 
 # -- 3. queries -> top-K items -> frame ----------------------------------------------------------------------------
 
 
 def recommendation_frames(
-    users: TargetUsers, index: Index, data: Dataset, k: int, exclude_seen: bool
+    users: TargetUsers,
+    index: AnyIndex,
+    data: Dataset,
+    k: int,
+    exclude_seen: bool,
+    per_user: PerUser | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield frames with columns user, rank, item, score, each for one block of users.
 
@@ -230,21 +263,38 @@ def recommendation_frames(
     data : training data of the model, for item ids and popularity
     k : number of items per user
     exclude_seen : leave out the items of `users.seen`
+    per_user : items that each user may or must not get
     """
     k = min(k, len(index))
     has_query = users.rows >= 0
-    popular = np.zeros(k, dtype=np.int32) if has_query.all() else popular_items(data.train, k, index.candidates)
+    popular = None if has_query.all() else popular_index(data.train, index)
     block_size = max(1, min(QUERIES_PER_BLOCK, MAX_FRAME_ROWS // k))
+    if per_user is not None:
+        block_size = min(block_size, per_user.users_at_once)
+
+    def excluded(positions: NDArray[np.int64], seen: CSR | None) -> CSR | None:
+        return seen if per_user is None else per_user.excluded(positions, seen)
+
     for start in range(0, max(len(users.ids), 1), block_size):  # yield at least one frame, so that columns are known
-        block = slice(start, start + block_size)
-        ids, rows, ranked = users.ids[block], users.rows[block], has_query[block]
-        items = np.tile(popular, (len(ids), 1))
+        block = np.arange(start, min(start + block_size, len(users.ids)))
+        rows, ranked = users.rows[block], has_query[block]
+        items = np.zeros((len(block), k), dtype=np.int32)
         scores = np.full(items.shape, np.nan, dtype=np.float32)
         if ranked.any():
             seen = users.seen.take(rows[ranked])
             queries = users.queries(rows[ranked], seen)
-            items[ranked], scores[ranked] = index.search(queries, k, seen if exclude_seen else None)
-        yield _ranked_frame("user", ids, "item", data.item_ids, items, scores)
+            left_out = excluded(block[ranked], seen if exclude_seen else None)
+            items[ranked], scores[ranked] = index.search(queries, k, left_out)
+        if popular is not None and not ranked.all():
+            left_out = excluded(block[~ranked], None)
+            items[~ranked] = popular.search(np.zeros((~ranked).sum()), k, left_out)[0]
+        yield _ranked_frame("user", users.ids[block], "item", data.item_ids, items, scores)
+
+
+def popular_index(train: CSR, index: AnyIndex) -> PopularIndex | RuledIndex:
+    """Return an index of the most popular items that obeys the rules of another index."""
+    popular = PopularIndex(train, index.candidates)
+    return index.over(popular) if isinstance(index, RuledIndex) else popular
 
 
 def popular_items(train: CSR, k: int, candidates: NDArray[np.int64] | None = None) -> NDArray[np.int32]:
@@ -313,7 +363,7 @@ def _raise_or_warn(
 ) -> None:
     if unknown == "error":
         raise InputError(f"{unknown_ids(missing, known, kind, titles)}. Correct the ids, or {_alternatives(kind)}")
-    _warn(f"skipped {len(missing):,} of {total:,} {kind} ids that the model does not know: {named(missing)}")
+    warn(f"skipped {len(missing):,} of {total:,} {kind} ids that the model does not know: {named(missing)}")
 
 
 def _alternatives(kind: str) -> str:
@@ -325,7 +375,7 @@ def _alternatives(kind: str) -> str:
     )
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
     """Warn with the line outside this package that made the call."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     frame, level = sys._getframe(1), 2

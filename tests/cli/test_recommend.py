@@ -92,6 +92,55 @@ def test_options_reach_the_model(run: Path, model: DRM, tmp_path: Path) -> None:
     assert [row["user"] for row in rows("recommend", run, "--users", users, "-k", 1)] == [user, "u2"]
 
 
+@pytest.fixture(scope="module")
+def with_attributes(model: DRM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save the model with attributes of its items."""
+    ids = model.interactions.item_ids
+    attributes = pl.DataFrame({"id": ids, "price": ids % 20, "genre": [("rock", "jazz", "folk")[i % 3] for i in ids]})
+    path = tmp_path_factory.mktemp("attributes") / "songs"
+    copy = DRM(factors=8)
+    copy._tensors, copy._interactions = model.tensors, model.interactions.with_attributes(attributes)
+    copy.save(path)
+    return path
+
+
+def test_rules_reach_the_model(with_attributes: Path, tmp_path: Path) -> None:
+    model = DRM.load(with_attributes)
+    asked = ["recommend", with_attributes, "-u", "u1", "-u", "u2", "-k", 5]
+    options = ["--where", "price<=12", "--where", "genre=rock|jazz", "--at-most", "genre=3", "--diversity", 0.4]
+    found = rows(*asked, *options)
+    rules: dict[str, Any] = {"where": ["price<=12", "genre!=folk"], "at_most": {"genre": 3}, "diversity": 0.4}
+    expected = model.recommend(["u1", "u2"], 5, **rules)
+    assert [(row["user"], row["item"]) for row in found] == expected.select("user", "item").rows()
+    assert found != rows(*asked)
+    best = {user: model.recommend([user], 1)["item"].to_list() for user in ("u1", "u2")}
+    table = tmp_path / "had.csv"
+    table.write_text(f"user,item\nu1,{best['u1'][0]}\nu2,{best['u2'][0]}\n")
+    found = rows(*asked, "--without", table)
+    expected = model.recommend(["u1", "u2"], 6).filter(pl.col("rank") > 1)
+    assert [(row["user"], row["item"]) for row in found] == expected.select("user", "item").rows()
+    assert [(r["user"], r["item"]) for r in rows(*asked, "--only", table)] == [(u, best[u][0]) for u in ("u1", "u2")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--where", "colour=red"], "--where: the items have no attribute 'colour'; their columns are id (a number)"),
+        (["--where", "price<cheap"], "--where: 'cheap' is no value to compare price with, which is a number"),
+        (["--at-most", "genre"], "--at-most genre: write an attribute and a number, for example genre=2"),
+        (["--at-most", "genre=-1"], "--at-most genre=-1: write an attribute and a number"),
+        (["--at-most", "genre=0"], "--at-most: the number for genre must be an integer of at least 1, got 0"),
+        (["--at-most", "colour=1"], "--at-most: the items have no attribute 'colour'"),
+        (["--diversity", "1"], "--diversity must be a number from 0 to below 1, got 1.0"),
+    ],
+)
+def test_bad_rules(with_attributes: Path, arguments: list[str], message: str) -> None:
+    code, out, errors = call("recommend", with_attributes, "-u", "u1", *arguments)
+    assert (code, out) == (2, "")
+    assert errors.startswith(f"error: {message}")
+    assert errors.count("\n") == 1
+
+
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
 def test_no_recommendations_warn(run: Path, model: DRM, tmp_path: Path, form: str) -> None:
     user, only = model.interactions.user_ids[0], tmp_path / "only.txt"
@@ -174,7 +223,7 @@ def test_unknown_ids(run: Path, tmp_path: Path) -> None:
         (["recommend", "--users", "{dir}/empty"], "empty is empty: give a file with one id per line"),
         (["recommend", "--users", "{dir}/binary"], "is not UTF-8 text"),
         (["recommend", "--all", "--only", "{dir}/nul"], "contains NUL bytes, so it is not text"),
-        (["recommend", "--all", "--only", "{dir}/table.csv"], "--only: unknown item ids: 'user,item', 'a,5'"),
+        (["recommend", "--all", "--only", "{dir}/table.csv"], "--only has no known items for any of these users: 'u0'"),
         (["recommend", "--history", "{dir}/empty"], "is empty: give a table with columns user and item"),
         (["recommend", "--history", "{dir}/binary"], "is not UTF-8 text"),
         (["recommend", "--history", "{dir}/binary.parquet"], "not a Parquet file despite its name"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from drm_triton.data.histories import read_histories, read_ids
+from drm_triton.data.histories import read_choice, read_histories, read_ids
 from drm_triton.errors import InputError
 
 
@@ -20,6 +20,22 @@ def test_ids(file: Path) -> None:
     file.write_text("\n \n")
     with pytest.raises(InputError, match="is empty: give a file with one id per line"):
         read_ids(file)
+
+
+def test_items_for_all_users_or_for_each(file: Path) -> None:
+    file.write_text("5\nuser\na,b\n")
+    assert read_choice(file) == ["5", "user", "a,b"]
+    file.write_bytes(b"x\ry\r\nz\r\n")
+    assert read_choice(file) == ["x\ry", "z"]
+    file.write_text("user;item\nann;5\nbob;6\n")
+    table = read_choice(file)
+    assert isinstance(table, pl.DataFrame)
+    assert table.rows() == [("ann", "5"), ("bob", "6")]
+    table.write_parquet(file)
+    assert table.equals(read_choice(file))  # type: ignore[arg-type]
+    file.write_text(" \n")
+    with pytest.raises(InputError, match="is empty: give a file with one id per line"):
+        read_choice(file)
 
 
 @pytest.mark.parametrize("text", ["5\t6\n\n7\n", "5, 6\n\n7\n", "5 6\n\n7\n"])
