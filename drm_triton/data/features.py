@@ -1,13 +1,12 @@
-"""Features of items or users: their attributes as a sparse matrix, from which `drm_triton.ranking.cold` predicts vectors.
+"""Features of items or users: their attributes as a sparse matrix. `drm_triton.ranking.cold` predicts vectors from it.
 
 Each attribute becomes a block of columns, by its type:
 
 category, truth value   one column for each value
 tags                    one column for each tag
 text                    one column for each word; text is a column of mostly different values of several words
-number, date            one column for each of nine knots, at the least and the largest value and at quantiles between them;
-                        a value has weights at the two knots next to it, so that a linear map of the features is a
-                        piecewise linear function of the value
+number, date            one column for each of nine knots, which are quantiles of the values; a value has weights at the
+                        two knots next to it, so a linear map of the features is piecewise linear in the value
 
 A value, tag or word of a single row is left out: it says nothing about other rows. If a block would be too wide, its
 columns are buckets, and a hash (BLAKE2b) says which bucket a value belongs to. The matrix depends on the table alone,

@@ -7,9 +7,11 @@ A ridge regression maps the features of the items with interactions to their vec
 and x B + b is the vector of a cold item with features x. All items count the same, however many interactions they have.
 The ridge has the least error when each item is predicted from the others (leave-one-out), which needs no random folds.
 
-A predicted vector keeps its length, which is below that of learned vectors, as features explain them only in part. With
-the scores `dot` and `cosine`, u . (x B + b) is then the score that is to be expected, and cold items compete with the
-others at that. docs/cold-items.md has the measurements behind these choices.
+A cold item is ranked by the score that is to be expected of it. With the scores `dot` and `cosine` this is
+u . (x B + b): the vector keeps its length, which is below that of learned vectors, as features explain them only in
+part. With `l2`, the expected squared distance is that to x B + b plus the variance of the vectors around their
+predictions. So the predicted vectors get a component of that variance in the direction where users have the least.
+docs/cold-items.md has the measurements behind these choices.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.attributes import attributes
+from drm_triton.data.dataset import Dataset
 from drm_triton.data.features import features
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.torch_threads import one_torch_thread
+from drm_triton.names import Score
+from drm_triton.training.initialize import inner_products
 
 RIDGES = tuple(10.0 ** (half / 2) for half in range(-4, 9))  # features have length 1
 LEAVE_ONE_OUT = 8192  # rows that choose the ridge, evenly spread: more do not change the choice
@@ -40,6 +45,7 @@ class LinearMap(NamedTuple):
     B: NDArray[np.float64]  # [F, d]
     b: NDArray[np.float64]  # [d]
     ridge: float
+    variance: float  # mean squared distance of a vector from its prediction by the other rows
 
     def __call__(self, X: scipy.sparse.csr_matrix) -> NDArray[np.float64]:
         """Return the vectors of rows with features X [n, F]: [n, d]."""
@@ -75,17 +81,17 @@ def regress(
         Z = X[sample] @ Q - _product(x_mean, Q)
 
         def left_out_error(ridge: float) -> float:
-            """Return the squared error of the sample if each row is predicted without its own vector.
+            """Return the mean squared error of the sample if each row is predicted without its own vector.
 
             It is the residual divided by 1 - h, where h is the weight of the row's own vector in its prediction.
             """
             residual = Y[sample] - y_mean - _product(Z / (squares + ridge), projected)
             h = w[sample] * ((Z * Z / (squares + ridge)).sum(1) + 1 / n)
-            return float((w[sample] * np.square(residual).sum(1) / np.maximum(1 - h, 1e-9) ** 2).sum())
+            return float(np.average(np.square(residual).sum(1) / np.maximum(1 - h, 1e-9) ** 2, weights=w[sample]))
 
         ridge = min(RIDGES, key=left_out_error)
         B = _product(Q / (squares + ridge), projected)
-        return LinearMap(B, y_mean - _product(x_mean, B)[0], ridge)
+        return LinearMap(B, y_mean - _product(x_mean, B)[0], ridge, left_out_error(ridge))
 
 
 def _product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -94,29 +100,78 @@ def _product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[n
     return product
 
 
-def with_cold_rows(factors: Tensor, table: pl.DataFrame, trained: Mask) -> tuple[Tensor, Mask]:
-    """Predict the vectors of rows without interactions from their attributes.
+class Vectors(NamedTuple):
+    """The vectors that rank, and which of them are predicted."""
+
+    users: Tensor  # float32 [M, d]
+    items: Tensor  # float32 [N, d]
+    cold_users: Mask  # bool [M]
+    cold_items: Mask  # bool [N]
+
+
+def with_cold_rows(U: Tensor, V: Tensor, data: Dataset, score: Score) -> Vectors:
+    """Predict the vectors of the users and items without training interactions from their attributes, if they have any.
 
     Parameters
     ----------
-    factors : float32 [n, d], learned vectors
-    table : table of items or users of a data set, by code
-    trained : bool [n], the rows with interactions in the training data
+    U, V : float32 [M, d] and [N, d], learned vectors; they are not changed
+    data : data set of the model
+    score : score of the vectors
+    """
+    trained_users, trained_items = data.train.degrees() > 0, data.train.popularity() > 0
+    # A user with held-out interactions only is folded in when needed.
+    users, cold_users, _ = _predicted(U, data.users, trained_users, data.owned.degrees() == 0)
+    items, cold_items, variance = _predicted(V, data.items, trained_items, ~trained_items)
+    if score == "l2" and cold_items.any():
+        rows = to_device(torch.from_numpy(np.flatnonzero(cold_items)), V.device)
+        direction = _least_direction(U[to_device(torch.from_numpy(np.flatnonzero(trained_users)), U.device)])
+        spread = variance**0.5 - items[rows] @ direction
+        items[rows] += spread[:, None] * direction
+    return Vectors(users, items, cold_users, cold_items)
 
-    Returns
-    -------
-    factors : float32 [n, d], a copy if rows are predicted
-    cold : bool [n], the predicted rows: those that are not trained, but have features
+
+def _predicted(factors: Tensor, table: pl.DataFrame, trained: Mask, without: Mask) -> tuple[Tensor, Mask, float]:
+    """Predict the rows `without` interactions that have features from the trained ones.
+
+    Returns the factors, the mask of the predicted rows, and the variance of the prediction.
     """
     nothing = np.zeros(len(trained), dtype=bool)
-    if trained.all() or not attributes(table):
-        return factors, nothing
+    if not without.any() or not attributes(table):
+        return factors, nothing, 0.0
     X = features(table)
     known = X.getnnz(1) > 0
-    examples, cold = np.flatnonzero(trained & known), np.flatnonzero(~trained & known)
-    if len(examples) < 2 or len(cold) == 0:
-        return factors, nothing
-    vectors = regress(X[examples], factors.cpu().numpy()[examples].astype(np.float64))(X[cold])
-    rows = to_device(torch.from_numpy(cold), factors.device)
-    nothing[cold] = True
-    return factors.index_copy(0, rows, to_device(torch.from_numpy(vectors.astype(np.float32)), factors.device)), nothing
+    examples, cold = np.flatnonzero(trained & known), without & known
+    if len(examples) < 2 or not cold.any():
+        return factors, nothing, 0.0
+    found = regress(X[examples], factors.cpu().numpy()[examples].astype(np.float64))
+    vectors = torch.from_numpy(found(X[cold]).astype(np.float32))
+    rows = torch.from_numpy(np.flatnonzero(cold))
+    device = factors.device
+    return factors.index_copy(0, to_device(rows, device), to_device(vectors, device)), cold, found.variance
+
+
+def _least_direction(U: Tensor) -> Tensor:
+    """Return the direction [d] in which users U [m, d] have the least squares, with the sign that has less users."""
+    with one_torch_thread():
+        direction = torch.linalg.eigh(inner_products(U).cpu())[1][:, 0].to(U.device, U.dtype)
+    return -direction if (U @ direction).double().sum() > 0 else direction
+
+
+def flag_cold(frame: pl.DataFrame, cold: dict[str, pl.Series]) -> pl.DataFrame:
+    """Add a column `cold`, true in rows with a cold id, if there are any cold ids.
+
+    Parameters
+    ----------
+    frame : recommendations or similar items
+    cold : ids of cold users and items, by the column of the frame that may hold them
+
+    Examples
+    --------
+    >>> frame = pl.DataFrame({"user": ["ann", "ann"], "item": ["x", "new"]})
+    >>> flag_cold(frame, {"item": pl.Series(["new"])})["cold"].to_list()
+    [False, True]
+    """
+    if not any(len(ids) for ids in cold.values()):
+        return frame
+    found = [pl.col(name).is_in(ids.cast(frame[name].dtype).implode()) for name, ids in cold.items()]
+    return frame.with_columns(cold=pl.any_horizontal(found))

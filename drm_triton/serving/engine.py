@@ -100,7 +100,7 @@ def search_batch(index: Index, requests: list[TopKRequest]) -> list[TopKResult]:
     """Answer requests with one search; it looks for the largest k, and each result is cut to its own k."""
     k = min(max(request.k for request in requests), len(index))
     queries: Any = index.stack([request.query for request in requests])
-    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], len(index)))
+    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], index.n_items))
     results = []
     for request, row, row_scores in zip(requests, codes.tolist(), scores.tolist(), strict=True):
         n_found = row.index(-1) if row[-1] == -1 else k
