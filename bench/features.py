@@ -31,6 +31,7 @@ restarted, it skips these trainings. The table is results/features.md.
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,12 +213,12 @@ def finished() -> list[Row]:
 def measure(data: Dataset, models: list[str], number: int) -> None:
     """Measure what is not finished of a fold, and record it."""
     fold = Fold(data, number)
-    tasks: dict[tuple[str, str], Callable[[], dict[str, Row]]] = {("none", "random"): lambda: without_model(fold)}
+    tasks: dict[tuple[str, str], Callable[[], dict[str, Row]]] = {("none", "random"): partial(without_model, fold)}
     for name in models:
-        tasks[name, "regress"] = lambda name=name: trainings(fold, name, None)
+        tasks[name, "regress"] = partial(trainings, fold, name, None)
         if name in ("softmax", "DRM dot", "DRM L2"):
             for strength in PULLS:
-                tasks[name, f"pulled {strength:g}"] = lambda name=name, c=strength: trainings(fold, name, c)
+                tasks[name, f"pulled {strength:g}"] = partial(trainings, fold, name, strength)
     done = {(row["fold"], row["model"], row["method"]) for row in finished()}
     for (name, first), run in tasks.items():
         if (number, name, first) in done:

@@ -35,9 +35,8 @@ from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.cold import Vectors, flag_cold, with_cold_rows
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.item_index import ROWS, ItemIndex, ItemWeights
-from drm_triton.ranking.known_first import known_first
+from drm_triton.ranking.known_first import Index, known_first
 from drm_triton.ranking.recommend import (
-    Index,
     Queries,
     candidate_items,
     check_k,

@@ -66,7 +66,7 @@ def _block(column: pl.Series, widest: int) -> scipy.sparse.csr_matrix:
     words = column.str.to_lowercase().str.extract_all(r"\w+")
     known = column.drop_nulls()
     distinct = known.n_unique() >= TEXT_DISTINCT * len(known)
-    is_text = distinct and (words.drop_nulls().list.len().mean() or 0) >= TEXT_WORDS
+    is_text = distinct and words.drop_nulls().list.len().sum() >= TEXT_WORDS * len(known)
     return _values(words if is_text else column.reshape((-1, 1)).arr.to_list(), widest)
 
 

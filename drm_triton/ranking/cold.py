@@ -125,8 +125,8 @@ def with_cold_rows(U: Tensor, V: Tensor, data: Dataset, score: Score) -> Vectors
     if score == "l2" and cold_items.any():
         rows = to_device(torch.from_numpy(np.flatnonzero(cold_items)), V.device)
         direction = _least_direction(U[to_device(torch.from_numpy(np.flatnonzero(trained_users)), U.device)])
-        spread = variance**0.5 - items[rows] @ direction
-        items[rows] += spread[:, None] * direction
+        component = (items[rows] * direction).sum(1, keepdim=True)
+        items[rows] += (variance**0.5 - component) * direction
     return Vectors(users, items, cold_users, cold_items)
 
 
@@ -151,10 +151,10 @@ def _predicted(factors: Tensor, table: pl.DataFrame, trained: Mask, without: Mas
 
 
 def _least_direction(U: Tensor) -> Tensor:
-    """Return the direction [d] in which users U [m, d] have the least squares, with the sign that has less users."""
+    """Return the direction [d] in which users U [m, d] have the least squares, away from their mean."""
     with one_torch_thread():
-        direction = torch.linalg.eigh(inner_products(U).cpu())[1][:, 0].to(U.device, U.dtype)
-    return -direction if (U @ direction).double().sum() > 0 else direction
+        direction: Tensor = torch.linalg.eigh(inner_products(U).cpu())[1][:, 0].to(U.device, U.dtype)
+        return -direction if (U * direction).double().sum() > 0 else direction
 
 
 def flag_cold(frame: pl.DataFrame, cold: dict[str, pl.Series]) -> pl.DataFrame:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.data.ids import SHOWN, IdIndex
 from drm_triton.errors import InputError
-from drm_triton.ranking.recommend import Index, popular_items
+from drm_triton.ranking.known_first import Index
+from drm_triton.ranking.recommend import popular_items
 from drm_triton.recommender import Recommender
 
 # Requests in one call. They fit into one block of queries (64 on a GPU, 128 or 256 on a CPU), so they share each read
