@@ -106,7 +106,8 @@ def _table(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
                 separator = "\n"
             score = "popular" if row["score"] is None else f"{row['score']:+.4f}"
             title = f"  {_plain(row['title'])}" if row.get("title") else ""
-            yield f"{row['rank']:>4}  {score}  {_plain(row[item])}{title}\n"
+            cold = "  (cold)" if row.get("cold") else ""
+            yield f"{row['rank']:>4}  {score}  {_plain(row[item])}{title}{cold}\n"
 
 
 def _plain(value: object) -> str:

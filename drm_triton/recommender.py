@@ -11,6 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from drm_triton.data.conditions import Condition
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import is_pandas, to_pandas
+from drm_triton.data.ids import named
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
 from drm_triton.kernels.devices import to_device
@@ -33,11 +35,12 @@ from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score, Unknown
 from drm_triton.options import ALIASES
 from drm_triton.progress import Reporter
+from drm_triton.ranking.cold import Vectors, flag_cold, with_cold_rows
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.item_index import ROWS, ItemIndex, ItemWeights
+from drm_triton.ranking.known_first import Index, known_first
 from drm_triton.ranking.per_user import PerUser, is_per_user
 from drm_triton.ranking.recommend import (
-    Index,
     Queries,
     candidate_items,
     check_k,
@@ -48,7 +51,7 @@ from drm_triton.ranking.recommend import (
     recommendation_frames,
     similar_frame,
 )
-from drm_triton.ranking.rules import AnyIndex, Rules
+from drm_triton.ranking.rules import Rules
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
@@ -97,8 +100,8 @@ class Recommender(ABC, Generic[C]):
     def set_params(self: R, **options: Any) -> R:
         """Change options, as estimators of scikit-learn do. What was learned stays until the next `fit`."""
         self.config.check_names(options)
-        named = {ALIASES.get(name, name): value for name, value in options.items()}
-        self.config = dataclasses.replace(self.config, **named)
+        by_name = {ALIASES.get(name, name): value for name, value in options.items()}
+        self.config = dataclasses.replace(self.config, **by_name)
         return self
 
     # -- what a kind of model defines ----------------------------------------------------------------------------
@@ -300,6 +303,20 @@ class Recommender(ABC, Generic[C]):
         assert self._interactions is not None
         return self._interactions
 
+    @property
+    def cold_items(self) -> NDArray[np.bool_]:
+        """Which items have no training interactions, but a vector predicted from their attributes: bool [N]."""
+        return np.zeros(self.interactions.n_items, dtype=bool)
+
+    @property
+    def cold_users(self) -> NDArray[np.bool_]:
+        """Which users have no training interactions, but a vector predicted from their attributes: bool [M]."""
+        return np.zeros(self.interactions.n_users, dtype=bool)
+
+    def known_items(self) -> NDArray[np.bool_]:
+        """Return which items have training interactions or are cold items. Others come last in all rankings."""
+        return (self.interactions.train.popularity() > 0) | self.cold_items
+
     def was_fit_on(self, dataset: Dataset) -> bool:
         """Return whether a data set has the ids and the interactions that the model was fitted on."""
         mine, fit = self.interactions, interactions_to_fit(dataset, self.config)
@@ -328,7 +345,7 @@ class Recommender(ABC, Generic[C]):
         Parameters
         ----------
         users : sequence of ids, optional
-            Users to recommend to. Default: all users with interactions.
+            Users to recommend to. Default: all users with interactions, and cold users.
         k : int, default 10
             Number of items per user.
         exclude_seen : bool, default True
@@ -353,8 +370,10 @@ class Recommender(ABC, Generic[C]):
         Returns
         -------
         polars.DataFrame
-            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. It is a
-            pandas frame if the model was fitted on one, or if `users` is a pandas object.
+            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. If the
+            model has cold items or users, column cold is true where the item or the user has no interactions, so that
+            the score is predicted from attributes. Items without training interactions that are not cold come last. It
+            is a pandas frame if the model was fitted on one, or if `users` is a pandas object.
         """
         rules = (only, without, unknown, where, at_most, diversity)
         return self._as_given(pl.concat(self.recommend_blocks(users, None, k, exclude_seen, *rules)), users)
@@ -420,7 +439,7 @@ class Recommender(ABC, Generic[C]):
             raise InputError("recommend_blocks: give `users` or `histories`, not both")
         data = self.interactions
         if histories is None:
-            targets = known_users(users, data, self.queries_of_owners, unknown)
+            targets = known_users(users, data, self.queries_of_owners, unknown, self.cold_users)
         else:
             targets = new_users(histories, data, self.new_queries, unknown)
         rules = Rules.of(where, at_most, diversity)
@@ -428,13 +447,17 @@ class Recommender(ABC, Generic[C]):
         only, without = (None if is_per_user(items) else items for items in (only, without))
         candidates = candidate_items(data, only, without, rules.where)
         index = self._obeying(rules, candidates if per_user is None else per_user.among(candidates))
-        return recommendation_frames(targets, index, data, k, exclude_seen, per_user)
+        frames = recommendation_frames(targets, index, data, k, exclude_seen, per_user)
+        new = histories is not None  # their ids are no ids of the data set
+        cold_users = data.user_ids.clear() if new else data.user_ids.filter(self.cold_users)
+        cold = {"item": data.item_ids.filter(self.cold_items), "user": cold_users}
+        return (flag_cold(frame, cold) for frame in frames)
 
-    def ruled_index(self, rules: Rules) -> AnyIndex:
+    def ruled_index(self, rules: Rules) -> Index:
         """Return an index whose searches obey rules. `ranking.recommend.popular_index` does the same by popularity."""
         return self._obeying(rules, candidate_items(self.interactions, where=rules.where))
 
-    def _obeying(self, rules: Rules, candidates: NDArray[np.int64] | None) -> AnyIndex:
+    def _obeying(self, rules: Rules, candidates: NDArray[np.int64] | None) -> Index:
         return rules.applied(self.index(candidates), self.interactions.items, self.diversity_factors)
 
     def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
@@ -454,12 +477,20 @@ class Recommender(ABC, Generic[C]):
         Returns
         -------
         polars.DataFrame
-            Columns item, rank (1 is the most similar), similar, score.
+            Columns item, rank (1 is the most similar), similar, score, and cold as in `recommend`.
         """
         data = self.interactions
         codes = data.encode_items(items)
+        unknown = codes[~self.known_items()[codes]]
+        if len(unknown):
+            raise InputError(
+                f"{named(data.item_ids[unknown])}: no interactions in the training data, and no attributes that this "
+                "model could use instead, so it cannot compare the item; give other items"
+            )
         index, queries = self.similarity(codes)
-        return self._as_given(similar_frame("item", codes, data.item_ids, index, queries, k), items)
+        frame = similar_frame("item", codes, data.item_ids, index, queries, k)
+        cold = data.item_ids.filter(self.cold_items)
+        return self._as_given(flag_cold(frame, {"item": cold, "similar": cold}), items)
 
     def ranker(self) -> Ranker:
         """Return the function that ranks all items for users of the training data."""
@@ -491,7 +522,7 @@ class Recommender(ABC, Generic[C]):
         rows, columns = data.encode_users(users).astype(np.int64), data.encode_items(items)
         if len(rows) != len(columns):
             raise InputError(f"score: {len(rows):,} users but {len(columns):,} items; give one item for each user")
-        empty = data.owned.degrees()[rows] == 0
+        empty = (data.owned.degrees()[rows] == 0) & ~self.cold_users[rows]
         if empty.any():
             reason = describe_users_without_interactions(data.user_ids[rows[empty]], "the data set")
             raise InputError(f"{reason}, so nothing is known about their taste; leave them out")
@@ -635,6 +666,8 @@ def all_finite(tensors: Tensors) -> bool:
 class FactorRecommender(Recommender[C]):
     """A model with a vector for each user and each item."""
 
+    _vectors: tuple[Tensors, Vectors] | None = None  # what was learned, and the vectors that it gives
+
     @abstractmethod
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return the vectors whose score ranks, of users [M, d] and of items [N, d], both float32."""
@@ -649,18 +682,38 @@ class FactorRecommender(Recommender[C]):
         return "dot"
 
     @property
+    def vectors(self) -> Vectors:
+        """The vectors that rank, on the device of the backend. Those of cold users and items are predicted."""
+        if self._vectors is None or self._vectors[0] is not self.tensors:
+            device = self.backend()[1]
+            U, V = (table.to(device) for table in self.factors(self.tensors))
+            self._vectors = self.tensors, with_cold_rows(U, V, self.interactions, self.score_name)
+        return self._vectors[1]
+
+    @property
     def user_factors(self) -> Tensor:
         """User factors U, float32 [M, d]."""
-        return self.factors(self.tensors)[0]
+        return self.vectors.users
 
     @property
     def item_factors(self) -> Tensor:
         """Item factors V, float32 [N, d]."""
-        return self.factors(self.tensors)[1]
+        return self.vectors.items
 
-    def index(self, candidates: NDArray[np.int64] | None = None) -> TopKIndex:
+    @property
+    def cold_items(self) -> NDArray[np.bool_]:
+        """Which items have no training interactions, but a vector predicted from their attributes: bool [N]."""
+        return self.vectors.cold_items
+
+    @property
+    def cold_users(self) -> NDArray[np.bool_]:
+        """Which users have no training interactions, but a vector predicted from their attributes: bool [M]."""
+        return self.vectors.cold_users
+
+    def index(self, candidates: NDArray[np.int64] | None = None) -> Index:
         """Return an index of all items, or of some candidates, given by ascending codes."""
-        return TopKIndex(self.backend()[0], self.item_factors, self.score_name, candidates)
+        make = partial(TopKIndex, self.backend()[0], self.item_factors, self.score_name)
+        return known_first(make, self.known_items(), candidates)
 
     def queries(self, users: NDArray[np.int64]) -> Tensor:
         """Return the vectors of users of the training data, given by their codes [m]: float32 [m, d]."""
@@ -703,7 +756,8 @@ class FactorRecommender(Recommender[C]):
 
     def similarity(self, items: NDArray[np.int32]) -> tuple[TopKIndex, Tensor]:
         """Return an index of all items whose scores are similarities, and its queries for some items."""
-        return self._similarity(self.item_factors, items)
+        known = self.known_items()
+        return self._similarity(self.item_factors, items, None if known.all() else np.flatnonzero(known))
 
     def diversity_factors(self) -> NDArray[np.float32]:
         """Return the item factors: float32 [N, d]."""
@@ -744,7 +798,7 @@ class FactorRecommender(Recommender[C]):
         return TopKIndex(self.backend()[0], vectors, self.score_name, candidates), queries
 
     def _check_sizes(self, where: str) -> None:
-        U, V = self.user_factors, self.item_factors
+        U, V = self.factors(self.tensors)
         wanted = self.interactions.n_users, self.interactions.n_items
         if (len(U), len(V)) != wanted:
             raise InputError(f"{where}: factors of {len(U), len(V)} users and items, but ids of {wanted}")
@@ -760,9 +814,9 @@ class ItemRecommender(Recommender[C]):
         """The weights between items."""
         return ItemWeights.of_tensors(self.tensors, self.interactions.n_items)
 
-    def index(self, candidates: NDArray[np.int64] | None = None) -> ItemIndex:
+    def index(self, candidates: NDArray[np.int64] | None = None) -> Index:
         """Return an index of all items, or of some candidates, given by ascending codes."""
-        return ItemIndex(self.weights, self.interactions.n_items, candidates)
+        return known_first(partial(ItemIndex, self.weights, self.interactions.n_items), self.known_items(), candidates)
 
     def queries(self, users: NDArray[np.int64]) -> CSR:
         """Return the items of users of the training data, given by their codes [m]: CSR [m, N]."""
@@ -786,7 +840,7 @@ class ItemRecommender(Recommender[C]):
             found[block] = weights.scores(queries.take(block))[np.arange(len(block)), items[block]]
         return found
 
-    def similarity(self, items: NDArray[np.int32]) -> tuple[ItemIndex, CSR]:
+    def similarity(self, items: NDArray[np.int32]) -> tuple[Index, CSR]:
         """Return an index of all items whose scores are the weights from an item, and its queries for some items."""
         single = CSR(np.arange(len(items) + 1), items, (len(items), self.interactions.n_items))
         return self.index(), single

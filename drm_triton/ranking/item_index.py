@@ -19,6 +19,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.ranking.evaluate import Ranker
+from drm_triton.ranking.known_first import known_first
 
 ROWS = 512  # users whose scores of all items are dense at the same time
 WHOLE_ROWS = 16  # a product is computed for a multiple of so many users
@@ -166,7 +167,7 @@ def _add_product(scores: Tensor, queries: Tensor, right: Tensor) -> None:
 
 def item_ranker(weights: ItemWeights, items: CSR) -> Ranker:
     """Return a ranker of the users with these items, CSR [M, N]."""
-    index = ItemIndex(weights, items.shape[1])
+    index = known_first(partial(ItemIndex, weights, items.shape[1]), items.popularity() > 0)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         return index.search(items.take(users), k, seen)[0]

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.data.ids import SHOWN, IdIndex
 from drm_triton.errors import InputError
-from drm_triton.ranking.recommend import Index, popular_items
+from drm_triton.ranking.known_first import Index
+from drm_triton.ranking.recommend import popular_items
 from drm_triton.recommender import Recommender
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.search import ItemSearch
@@ -109,7 +110,7 @@ def search_batch(index: Index, requests: list[TopKRequest]) -> list[TopKResult]:
     """Answer requests with one search; it looks for the largest k, and each result is cut to its own k."""
     k = min(max(request.k for request in requests), len(index))
     queries: Any = index.stack([request.query for request in requests])
-    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], len(index)))
+    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], index.n_items))
     results = []
     for request, row, row_scores in zip(requests, codes.tolist(), scores.tolist(), strict=True):
         n_found = row.index(-1) if row[-1] == -1 else k

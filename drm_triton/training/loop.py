@@ -69,7 +69,7 @@ def train(
         check_factors(state, config)
         losses = {name: total / plan.n_lists for name, total in state.sums.items()}
         speed = {"lists": plan.n_lists, "lists_per_second": plan.n_lists / max(state.seconds, 1e-9)}
-        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force)
+        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force, fit)
         end = finish_epoch(state, config, dataset, fit, rank, {**losses, **speed})
         stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
         if any(stops):
