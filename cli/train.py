@@ -44,6 +44,16 @@ def train(
     run: Annotated[Path | None, option("Run directory. [runs/<dataset>-<time>]", FILES)] = None,
     config: Annotated[Path | None, option("TOML file with options. Flags override it.", FILES)] = None,
     resume: Annotated[Path | None, option("Run directory to continue.", FILES, complete=complete.runs)] = None,
+    from_run: Annotated[
+        Path | None,
+        option(
+            "Run or saved model to update with the interactions, users and items of the data set. Its options hold, "
+            "and --epochs is the number of epochs of the update. [15 % of the training]",
+            FILES,
+            "--from",
+            complete=complete.runs,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         option("Print the configuration, the memory estimate and the sizes of the data, and exit.", FILES, "--dry-run"),
@@ -63,7 +73,12 @@ def train(
       drm-triton train -d melon --model ease --regularization 300
 
       drm-triton train --resume runs/l2
+
+      drm-triton train --from runs/l2 -d data/ratings-new --run runs/l2-new
     """
+    if from_run is not None:
+        _update(from_run, dataset, model, run, config, resume, dry_run, quiet, as_json, given(options))
+        return
     from drm_triton.models import model_class
 
     data, settings, place = _resolve(dataset, model, run, config, resume, given(options))
@@ -76,6 +91,50 @@ def train(
             data, [display.epoch_end], place, resume is not None, display.batch_end, reporter
         ),
         settings,
+        f"{data!r}; run directory {place}",
+        place,
+        quiet,
+        as_json,
+    )
+
+
+def _update(
+    from_run: Path,
+    dataset: str | None,
+    model: str | None,
+    run: Path | None,
+    config: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    """Train a model on from an old one."""
+    from drm_triton.errors import InputError
+    from drm_triton.models import load
+    from drm_triton.training.warm_start import FIXED
+
+    if config is not None or resume is not None:
+        raise InputError("`from_run` uses the options of the run; leave out `config` and `resume`")
+    source = load(from_run)
+    fixed = [name for name in FIXED if name in options]
+    if model not in (None, source.config.model):
+        fixed.append("model")
+    if fixed:
+        named = ", ".join(f"`{name}`" for name in fixed)
+        raise InputError(f"{from_run}: an update cannot change {named}; train a new model")
+    epochs = options.pop("epochs", None)
+    source.set_params(**options)
+    data, _, place = _resolve(dataset, source.config.model, run, None, None, options)
+    if dry_run:
+        _print_plan(data, source, as_json)
+        return
+    show_training(
+        lambda display, reporter: source.partial_fit(
+            data, epochs, [display.epoch_end], place, display.batch_end, reporter
+        ),
+        source.config,
         f"{data!r}; run directory {place}",
         place,
         quiet,

@@ -18,6 +18,7 @@ class Progress:
     """What all models count while they are trained. A checkpoint holds these numbers beside the tensors."""
 
     epoch: int = 0  # completed epochs
+    first_epoch: int = 0  # the completed epochs that an update began with, see `warm_start`
     position: int = 0  # completed lists of the current epoch
     step: int = 0
     seconds: float = 0.0  # spent on the current epoch, without validation
