@@ -166,6 +166,7 @@ def measured(model: DRM, timeline: Timeline) -> Row:
     found = {
         part: evaluate(model.ranker(), timeline.both.train, relevant, min_train=1)
         for part, relevant in timeline.parts.items()
+        if relevant.nnz
     }
     return {part: {metric: one.means[metric] for metric in METRICS} for part, one in found.items()}
 
@@ -194,6 +195,8 @@ def table(rows: list[Row], sizes: dict[str, str]) -> str:
                 cells = [_cell([_seconds(row) for row in own], [_seconds(row) for row in of["scratch"]], "{:.1f} s")]
                 cells += [
                     _cell([row[p][m] for row in own], [row[p][m] for row in of["scratch"]], "{:.4f}")
+                    if p in own[0]
+                    else "-"
                     for p in PARTS
                     for m in METRICS
                 ]

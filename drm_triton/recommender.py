@@ -282,7 +282,7 @@ class Recommender(ABC, Generic[C]):
     def _warm_start(self, dataset: Dataset, fit: CSR, epochs: int, reporter: Reporter) -> WarmStart:
         """Return where an update of this model begins."""
         tensors, width = self._training_tensors(), getattr(self.config, "factors", None)
-        if "user_factors" in tensors and tensors["user_factors"].shape[1] != width:
+        if width is not None and "user_factors" in tensors and tensors["user_factors"].shape[1] != width:
             raise InputError(
                 f"an update cannot change `factors`: the model has {tensors['user_factors'].shape[1]}, not {width}; "
                 "fit a new model"
