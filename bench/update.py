@@ -10,6 +10,7 @@ The next 5 % are new. All trainings leave out a random tenth of these 95 %, the 
     saved       the same from a model that was saved without Adagrad sums
     mean items  like update, but new items start at the mean of their users
     zero items  like update, but new items start at 0
+    small rate  like update, but the learning rate is that of the last epochs of the training
     old         the old factors, and new users and items folded in: an update before its first epoch
 
 Seconds are those of the processor, for the whole of `fit` or `partial_fit` without the files of a run. A finished
@@ -38,7 +39,7 @@ from drm_triton.ranking.evaluate import evaluate
 from drm_triton.ranking.fold_in import mean_direction
 from drm_triton.recommender import Tensors
 from drm_triton.training.state import State
-from drm_triton.training.warm_start import Known, unknown_rows, users_of
+from drm_triton.training.warm_start import Known, unknown_rows, update_epochs, users_of
 
 ROWS = RESULTS / "update.jsonl"
 FILES = {
@@ -48,7 +49,7 @@ FILES = {
 }
 OLD, NEW = 0.90, 0.95  # ends of the old and the new interactions
 HELD_OUT = 0.1
-METHODS = ("scratch", "update", "saved", "mean items", "zero items", "old")
+METHODS = ("scratch", "update", "saved", "mean items", "zero items", "small rate", "old")
 PARTS = ("held out", "next", "new users", "new items")
 METRICS = ("ndcg@10", "recall@50")
 
@@ -149,6 +150,7 @@ def run_seed(timeline: Timeline, missing: list[str], options: dict[str, Any], sa
             "saved": lambda: updated(DRM, "saved"),
             "mean items": lambda: updated(MeanItems),
             "zero items": lambda: updated(ZeroItems),
+            "small rate": lambda: _with_small_rate(DRM.load(place / "old")).partial_fit(timeline.both),
             "old": lambda: OldFactors.load(place / "old").partial_fit(timeline.both),
         }
         for method in missing:
@@ -159,6 +161,11 @@ def run_seed(timeline: Timeline, missing: list[str], options: dict[str, Any], sa
                 "wall seconds": time.perf_counter() - wall,
             }
             save({"method": method, **seconds, **measured(model, timeline)})
+
+
+def _with_small_rate(model: DRM) -> DRM:
+    config = model.config
+    return model.set_params(lr=config.lr * update_epochs(config, None) / config.epochs)
 
 
 def measured(model: DRM, timeline: Timeline) -> Row:

@@ -50,7 +50,7 @@ from drm_triton.training import checkpoint
 from drm_triton.training.loop import interactions_to_fit
 from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
-from drm_triton.training.warm_start import Known, WarmStart, update_epochs
+from drm_triton.training.warm_start import Known, WarmStart, update_epochs, warn_of_leaks
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
@@ -288,6 +288,7 @@ class Recommender(ABC, Generic[C]):
                 "fit a new model"
             )
         known = Known.of(self.interactions, dataset)
+        warn_of_leaks(self.interactions, dataset, known, self.config.fit_parts)
         kept = tensors.keys() > self.tensors.keys()
         origin = {"path": None if self._place is None else str(self._place.absolute()), **known.described()}
         state = self.updated_state(tensors, known, fit)

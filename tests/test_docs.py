@@ -419,7 +419,8 @@ def functions(path: Path) -> set[str]:
 
 def test_every_promise_names_tests_that_exist() -> None:
     rows = re.findall(r"^\| (A\d+) \|(.*)\|$", PAGES["docs/promises.md"], re.MULTILINE)
-    assert [name for name, _ in rows] == [f"A{n}" for n in range(1, 26)]
+    assert [name for name, _ in rows] == [f"A{n}" for n in range(1, len(rows) + 1)]
+    assert len(rows) >= 26
     for name, row in rows:
         proofs = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert proofs or "bench/" in row or "Not offered" in row, f"{name} has neither test nor benchmark"

@@ -10,6 +10,7 @@ from `lr` to 0 over them. Rows that were trained for long have large Adagrad sum
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,23 @@ def _trained(rows: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.i
 
 def _example(ids: Any) -> str:
     return repr(ids[0]) if len(ids) else "none"
+
+
+def warn_of_leaks(old: Dataset, new: Dataset, known: Known, fit_parts: tuple[str, ...]) -> None:
+    """Warn if the old model was fit on interactions that the new data set holds out."""
+    trained = old.train.keys()
+    for name in [name for name in ("valid", "test") if name not in fit_parts]:
+        part: CSR = getattr(new, name)
+        users, items = known.users[np.repeat(np.arange(part.shape[0]), part.degrees())], known.items[part.indices]
+        keys = (users * old.n_items + items)[(users >= 0) & (items >= 0)]
+        seen = int(np.isin(keys, trained).sum())
+        if seen:
+            warnings.warn(
+                f"the old model has learned from {seen:,} of the {part.nnz:,} interactions in the part {name}, so "
+                f"metrics on {name} will be too good; hold out newer interactions only (prepare with `split` time)",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def update_epochs(config: Config, epochs: int | None) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,29 @@ def test_ids_of_frames_and_matrices() -> None:
     titled = Dataset(numbers.train, numbers.valid, numbers.test, numbers.users, items)
     more = united(titled, Dataset.of(pl.DataFrame({"user": [1], "item": [8]})))
     assert more.items["title"].to_list() == ["t", "t", None]
+
+
+def test_held_out_interactions_that_the_old_model_has_seen_are_reported(run: Path, both: Dataset) -> None:
+    matrix, model = both.train.to_scipy(), DRM.load(run)
+    old_pair = both.encode_users(["u00"])[0], both.encode_items([groups()["item"][0]])[0]
+    new_pair = both.encode_users(["late"])[0], both.encode_items(["i36"])[0]
+    for pairs, seen in (((old_pair, new_pair), True), ((new_pair,), False)):
+        test = matrix.copy()
+        test.data[:] = 0
+        for pair in pairs:
+            test[pair] = 1
+        test.eliminate_zeros()
+        train = matrix - test
+        train.eliminate_zeros()
+        data = Dataset.from_csr(train, test=test, user_ids=both.user_ids, item_ids=both.item_ids)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.partial_fit(data, epochs=1)
+            model = DRM.load(run)
+        found = [str(one.message) for one in caught if "the old model has learned from" in str(one.message)]
+        assert [message.split(",")[0] for message in found] == (
+            ["the old model has learned from 1 of the 2 interactions in the part test"] if seen else []
+        )
 
 
 def test_what_cannot_be_updated(run: Path, both: Dataset, new: pl.DataFrame) -> None:
