@@ -17,6 +17,7 @@ import typer
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter, first_word, wrapped
 from drm_triton.cli.options import config_options, given, option
+from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
 from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS, LogTo
 
@@ -41,6 +42,16 @@ def train(
     overwrite: Annotated[bool, option("Replace an existing run.", FILES, "--overwrite")] = False,
     config: Annotated[Path | None, option("TOML file with options. Flags override it.", FILES)] = None,
     resume: Annotated[Path | None, option("Run directory to continue.", FILES, complete=complete.runs)] = None,
+    from_run: Annotated[
+        Path | None,
+        option(
+            "Run or saved model to update with the interactions, users and items of the data set. Its options hold, "
+            "and --epochs is the number of epochs of the update. [15 % of the training]",
+            FILES,
+            "--from",
+            complete=complete.runs,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         option("Print the configuration, the memory estimate and the sizes of the data, and exit.", FILES, "--dry-run"),
@@ -62,9 +73,17 @@ def train(
 
       drm-triton train --resume runs/l2
 
+      drm-triton train data/ratings-new --from runs/l2 --out runs/l2-new
+
     At Ctrl-C and at SIGTERM, training is saved and stops with exit code 130 or 143.
     """
     reporter = FlagReporter(quiet=quiet or as_json or dry_run)
+    if from_run is not None:
+        if config is not None or resume is not None:
+            raise InputError("`from_run` uses the options of the run; leave out `config` and `resume`")
+        name = complete.required_dataset(dataset, dataset_option)
+        _update(from_run, name, model, run, overwrite, given(options), dry_run, reporter, as_json, log)
+        return
     with first_word(reporter.quiet):
         data, settings, place = _resolve(dataset, dataset_option, model, run, overwrite, config, resume, given(options))
     reporter.line(f"{settings.model} on {sizes_of(data)}")
@@ -81,6 +100,52 @@ def train(
             data, callbacks, place, resume is not None, on_batch, reporter, overwrite=overwrite
         ),
         settings,
+        place,
+        reporter,
+        as_json,
+        log,
+    )
+
+
+def _update(
+    from_run: Path,
+    dataset: str,
+    model: str | None,
+    run: Path | None,
+    overwrite: bool,
+    options: dict[str, Any],
+    dry_run: bool,
+    reporter: "Reporter",
+    as_json: bool,
+    log: LogTo | None,
+) -> None:
+    """Train a model on from an old one."""
+    with first_word(reporter.quiet):
+        from drm_triton.data import find_dataset
+        from drm_triton.data.dataset import Dataset
+        from drm_triton.models import load
+        from drm_triton.training.warm_start import FIXED
+
+        source, path = load(from_run), find_dataset(dataset)
+        data, place = Dataset.load(path), run or new_run(path)
+    fixed = [name for name in FIXED if name in options]
+    if model not in (None, source.config.model):
+        fixed.append("model")
+    if fixed:
+        named = ", ".join(f"`{name}`" for name in fixed)
+        raise InputError(f"{from_run}: an update cannot change {named}; train a new model")
+    epochs = options.pop("epochs", None)
+    source.set_params(**options)
+    reporter.line(f"{source.config.model} from {from_run} on {sizes_of(data)}")
+    reporter.line(f"run directory {place}")
+    if dry_run:
+        _print_plan(data, source, as_json)
+        return
+    show_training(
+        lambda callbacks, on_batch: source.partial_fit(
+            data, epochs, callbacks, place, on_batch, reporter, overwrite=overwrite
+        ),
+        source.config,
         place,
         reporter,
         as_json,
@@ -155,7 +220,6 @@ def _resolve(
     """Return the data set, the configuration and the run directory."""
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
-    from drm_triton.errors import InputError
 
     if resume is not None:
         from drm_triton.training.run import check_resumable, dataset_of, existing
@@ -174,7 +238,12 @@ def _resolve(
     settings = kind.from_toml(config, options) if config else kind.from_mapping(options)
     path = find_dataset(name)
     data = Dataset.load(path)
-    return data, settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return data, settings, run or new_run(path)
+
+
+def new_run(dataset: Path) -> Path:
+    """Return the default directory of a new run."""
+    return Path("runs") / f"{dataset.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def chosen_config(model: str | None, file: Path | None) -> "type[Config]":

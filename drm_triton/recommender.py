@@ -28,6 +28,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import is_pandas, to_pandas
 from drm_triton.data.ids import named
+from drm_triton.data.unite import united
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
 from drm_triton.kernels.devices import to_device
@@ -58,6 +59,7 @@ from drm_triton.training.display import Display, announced_compilation
 from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
+from drm_triton.training.warm_start import Known, WarmStart, update_epochs, warn_of_leaks
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
@@ -81,6 +83,7 @@ class Recommender(ABC, Generic[C]):
 
     Config: ClassVar[type[Config]]
     deterministic: ClassVar[bool] = False  # whether the seed has no effect
+    optimiser_state: ClassVar[bool] = False  # whether training keeps Adagrad's sums
 
     def __init__(self, config: C) -> None:
         self.config = config
@@ -88,6 +91,7 @@ class Recommender(ABC, Generic[C]):
         self._interactions: Dataset | None = None
         self._epoch: int | None = None
         self._pandas = False  # whether it was fitted on a pandas frame
+        self._place: Path | None = None  # the directory that the model was loaded from
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config.changed().items())
@@ -157,6 +161,17 @@ class Recommender(ABC, Generic[C]):
     def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
         """Return the bytes that training holds, by purpose."""
 
+    def updated_state(self, old: Tensors, known: Known, fit: CSR) -> Progress | None:
+        """Return the state before the first epoch of an update, or None if the model has to be trained anew.
+
+        Parameters
+        ----------
+        old : what this model has learned, with the state of the optimiser if it is known
+        known : which users and items this model knows
+        fit : the interactions to train on
+        """
+        return None
+
     def learned(self, tensors: Tensors) -> Tensors:
         """Return what a fitted model needs of the tensors of a training state."""
         return tensors
@@ -208,18 +223,81 @@ class Recommender(ABC, Generic[C]):
             raise InputError(f"{type(self).__name__}.fit: `resume` needs `run`, the directory of the run to continue")
         self._pandas = is_pandas(dataset)
         dataset = Dataset.of(dataset, weighted=self.config.weighted)
+        return self._fit(dataset, None, callbacks, run, resume, on_batch, reporter, progress, overwrite)
+
+    def partial_fit(
+        self: R,
+        interactions: Interactions,
+        epochs: int | None = None,
+        callbacks: Iterable[EpochCallback] = (),
+        run: str | Path | None = None,
+        on_batch: BatchCallback | None = None,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
+    ) -> R:
+        """Update this model with new interactions, users and items: train on from what it has learned.
+
+        Known users and items start from their vectors, new ones are folded in, and a few epochs on all interactions
+        follow; docs/updating.md has the details. A model without vectors of users and items is trained anew.
+
+        Parameters
+        ----------
+        interactions : Dataset, polars or pandas DataFrame, or scipy sparse matrix
+            Of a `Dataset`, which holds old and new interactions, the model learns from the part that `fit_on` names.
+            Its codes may differ from those of the model. A table or a matrix has new interactions only. They join those
+            that the model keeps, and the model learns from all of them, also from those that were held out.
+        epochs : int, optional
+            Number of epochs, at most those of the training. They count as the last ones of the training. Default: 15 %
+            of the training.
+        callbacks, run, on_batch, reporter, progress, overwrite : see `fit`
+            `fit` with `resume` also resumes the run of an update.
+
+        Examples
+        --------
+        >>> from drm_triton import DRM
+        >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob", "bob", "cy"], "item": ["x", "y", "x", "y", "x"]})
+        >>> model = DRM(factors=4, epochs=3).fit(frame)
+        >>> model = model.partial_fit(pl.DataFrame({"user": ["dora", "ann"], "item": ["x", "z"]}))
+        >>> model.recommend(["dora"], k=1)["item"].to_list()
+        ['y']
+        """
+        if not isinstance(interactions, Dataset):
+            if self.config.weighted:
+                raise InputError(
+                    f"{type(self).__name__}.partial_fit: a model keeps no weights of interactions; give a Dataset with "
+                    "the old and the new interactions"
+                )
+            interactions = united(self.interactions, Dataset.of(interactions))
+        n_epochs = update_epochs(self.config, epochs)
+        return self._fit(interactions, n_epochs, callbacks, run, False, on_batch, reporter, progress, overwrite)
+
+    def _fit(
+        self: R,
+        dataset: Dataset,
+        update: int | None,
+        callbacks: Iterable[EpochCallback],
+        run: str | Path | None,
+        resume: bool,
+        on_batch: BatchCallback | None,
+        reporter: Reporter | None,
+        progress: bool | None,
+        overwrite: bool,
+    ) -> R:
+        """Train; `update` is the number of epochs if the training starts from what this model has learned."""
         self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         self.check_fit(dataset, fit)
+        reporter = reporter or Reporter.wanted(progress)
         keeper: Run | _Best
-        stored = None
+        start = None if update is None else self._warm_start(dataset, fit, update, reporter)
+        stored = None if start is None or start.state is None else (start.state.tensors(), start.state.counters())
         if run is None:
             keeper = _Best(self.learned)
         elif resume:
             keeper, stored = Run.open(run, dataset, self.config)
         else:
-            keeper = Run.create(run, self.config, dataset, fit, overwrite)
-        reporter = reporter or Reporter.wanted(progress)
+            keeper = Run.create(run, self.config, dataset, fit, overwrite, start)
         display = Display(reporter, self.config, can_validate(self.config, dataset))
         with keeper.lock if isinstance(keeper, Run) else nullcontext():
             with display, announced_compilation(reporter):
@@ -231,9 +309,38 @@ class Recommender(ABC, Generic[C]):
                 keeper.draw_curves()
                 return self._become(type(self).load(keeper.path))
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
-        self._epoch = keeper.epoch or state.epoch
+        self._epoch, self._place = keeper.epoch or state.epoch, None
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
         return self
+
+    def _warm_start(self, dataset: Dataset, fit: CSR, epochs: int, reporter: Reporter) -> WarmStart:
+        """Return where an update of this model begins."""
+        tensors, width = self._training_tensors(), getattr(self.config, "factors", None)
+        if width is not None and "user_factors" in tensors and tensors["user_factors"].shape[1] != width:
+            raise InputError(
+                f"an update cannot change `factors`: the model has {tensors['user_factors'].shape[1]}, not {width}; "
+                "fit a new model"
+            )
+        known = Known.of(self.interactions, dataset)
+        warn_of_leaks(self.interactions, dataset, known, self.config.fit_parts)
+        kept = tensors.keys() > self.tensors.keys()
+        origin = {"path": None if self._place is None else str(self._place.absolute()), **known.described()}
+        state = self.updated_state(tensors, known, fit)
+        if state is None:
+            reporter.line(f"{self.config.model} has no vectors to start from: it is trained anew")
+            return WarmStart(None, {**origin, "start": "anew"})
+        state.first_epoch = state.epoch = self.config.last_epoch - epochs
+        if not kept and self.optimiser_state:
+            reporter.line("the model has no Adagrad sums (a saved model has none): they start as in a new training")
+        return WarmStart(state, {**origin, "start": "factors and Adagrad sums" if kept else "factors"})
+
+    def _training_tensors(self) -> Tensors:
+        """Return what was learned, with the state of the optimiser if the checkpoint of this model is still there."""
+        if self._place is not None and (self._place / checkpoint.FILE).exists():
+            stored, _ = checkpoint.read_tensors(self._place / checkpoint.FILE)
+            if all(name in stored and torch.equal(stored[name], own.cpu()) for name, own in self.tensors.items()):
+                return stored
+        return self.tensors
 
     def refit(
         self: R,
@@ -618,7 +725,7 @@ class Recommender(ABC, Generic[C]):
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
         model._interactions = Dataset.load(place / "data")
-        model._epoch = metadata.get("training", {}).get("epoch") or None
+        model._epoch, model._place = metadata.get("training", {}).get("epoch") or None, place
         try:
             model._tensors = model.placed(model.learned(tensors))
             model._check_sizes(str(place))
@@ -653,7 +760,8 @@ class Recommender(ABC, Generic[C]):
         return "other options"
 
     def _become(self: R, other: R) -> R:
-        self._tensors, self._interactions, self._epoch = other._tensors, other._interactions, other._epoch
+        self._tensors, self._interactions = other._tensors, other._interactions
+        self._epoch, self._place = other._epoch, other._place
         return self
 
 

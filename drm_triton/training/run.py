@@ -1,7 +1,7 @@
 """The run directory: what training writes to disk, and how it resumes.
 
 config.toml     the resolved configuration
-env.json        versions, machine, GPU and its launch options, data set and its checksum
+env.json        versions, machine, GPU and its launch options, data set and its checksum; in an update, the old model
 metrics.jsonl   one line per epoch; metrics.csv has the same columns
 last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
 curves.png      loss and validation metrics over epochs and seconds
@@ -32,6 +32,7 @@ from drm_triton.machine import processor, versions
 from drm_triton.names import BackendChoice
 from drm_triton.training import checkpoint
 from drm_triton.training.state import EpochEnd, Progress, checked_counters
+from drm_triton.training.warm_start import WarmStart
 
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
 MARKER = "last/data/meta.json"  # by which `overwrite` recognises a run; any directory may have a config.toml
@@ -46,16 +47,30 @@ class Run:
         self.path, self.config, self.records, self.lock = path, config.resolved(), records, lock
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR, overwrite: bool = False) -> "Run":
-        """Create a run directory. A directory that is not empty is refused, unless it is a run to `overwrite`."""
+    def create(
+        cls,
+        path: str | Path,
+        config: Config,
+        dataset: Dataset,
+        fit: CSR,
+        overwrite: bool = False,
+        start: WarmStart | None = None,
+    ) -> "Run":
+        """Create a run directory. A directory that is not empty is refused, unless it is a run to `overwrite`.
+
+        The start of an update is stored as the first checkpoint, so that the run resumes without the old model.
+        """
         dataset.verify()  # its checksum is recorded
         path = Path(path) if overwrite and Path(path).is_dir() else new_directory(path)
+        described = environment(config, dataset) | ({} if start is None else {"from": start.origin})
         marker = MARKER if overwrite else None  # without a marker, only an empty directory is replaced
         with atomic.directory(path, True, marker, last="config.toml") as folder:
             interactions_only(dataset, fit, config.fit_parts).save(folder / "last" / "data")
             (folder / "best").mkdir()
+            if start is not None and start.state is not None:
+                _write_state(folder / "last" / checkpoint.FILE, config.resolved(), start.state)
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
-            atomic.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
+            atomic.write_text(folder / "env.json", json.dumps(described, indent=2) + "\n")
             atomic.write_text(folder / "config.toml", config.resolved().to_toml())
         return cls(path, config, [], Lock(path, "run"))
 
@@ -81,19 +96,26 @@ class Run:
         try:
             if changed:
                 atomic.write_text(path / "config.toml", config.to_toml())
-            return cls._of_last_checkpoint(path, config, lock)
+            return cls._of_last_checkpoint(path, config, changed, lock)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def _of_last_checkpoint(cls, path: Path, config: Config, lock: Lock) -> tuple["Run", Stored | None]:
+    def _of_last_checkpoint(
+        cls, path: Path, config: Config, changed: Sequence[str], lock: Lock
+    ) -> tuple["Run", Stored | None]:
         for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
             left.unlink()  # from a process that was killed while writing
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, [], lock), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
         counters = checked_counters(metadata.get("training"), path / "last" / checkpoint.FILE)
+        if counters.get("first_epoch") and config.epochs_matter and "stop_after" in changed:
+            raise InputError(
+                f"{path}: a resumed update cannot change `stop_after`: the linear schedule of the learning rate "
+                "depends on it"
+            )
         # A run that was killed after recording an epoch and before saving it has one line too many.
         records = [record for record in read_metrics(path) if record["epoch"] <= counters["epoch"]]
         run = cls(path, config, records, lock)
@@ -115,9 +137,8 @@ class Run:
 
     def save(self, state: Progress, best: bool = False) -> None:
         """Write the state to last/, and also to best/ if it is the best so far."""
-        metadata = {"model": self.config.model, "config": self.config.to_dict(), "training": state.counters()}
         also = self.path / "best" / checkpoint.FILE if best else None
-        checkpoint.write_tensors(self.path / "last" / checkpoint.FILE, state.tensors(), metadata, also)
+        _write_state(self.path / "last" / checkpoint.FILE, self.config, state, also)
 
     def draw_curves(self) -> None:
         """Write curves.png."""
@@ -130,6 +151,11 @@ class Run:
         atomic.write_file(
             self.path / "curves.png", lambda place: learning_curves(self.records, place, title, best, factors)
         )
+
+
+def _write_state(path: Path, config: Config, state: Progress, also: Path | None = None) -> None:
+    metadata = {"model": config.model, "config": config.to_dict(), "training": state.counters()}
+    checkpoint.write_tensors(path, state.tensors(), metadata, also)
 
 
 def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("train",)) -> Dataset:

@@ -19,6 +19,7 @@ class Progress:
     """What all models count while they are trained. A checkpoint holds these numbers beside the tensors."""
 
     epoch: int = 0  # completed epochs
+    first_epoch: int = 0  # the completed epochs that an update began with, see `warm_start`
     position: int = 0  # completed lists of the current epoch
     step: int = 0
     seconds: float = 0.0  # spent on the current epoch, without validation
@@ -45,9 +46,9 @@ def checked_counters(counters: Any, where: Any) -> dict[str, Any]:
     whole, number = (int,), (int, float)
     kinds: dict[str, tuple[type, ...]] = {
         "epoch": whole, "position": whole, "step": whole, "stale": whole, "seconds": number, "sums": (dict,),
-        "best": (*number, type(None)), "best_epoch": (*whole, type(None)),
+        "best": (*number, type(None)), "best_epoch": (*whole, type(None)), "first_epoch": whole,
     }  # fmt: skip
-    given = counters if isinstance(counters, dict) else {}
+    given = {"first_epoch": 0, **counters} if isinstance(counters, dict) else {}  # version 0.2 had no updates
     for name, kind in kinds.items():
         value = given.get(name, "missing")
         negative = isinstance(value, int) and value < 0

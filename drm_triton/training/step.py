@@ -173,14 +173,18 @@ def smaller_steps(config: TrainConfig) -> str:
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
     """Return the learning rate of the next step."""
-    return float(rate_at(config, state.epoch, state.position, n_lists))
+    return float(rate_at(config, state.epoch, state.position, n_lists, state.first_epoch))
 
 
-def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int) -> Any:
-    """Return the learning rate at a position in an epoch: a number, or a tensor if they are numbers on a device."""
+def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int, first_epoch: int = 0) -> Any:
+    """Return the learning rate at a position in an epoch: a number, or a tensor if they are numbers on a device.
+
+    An update takes the epochs after `first_epoch`, and its rate falls from `lr` to 0 over them.
+    """
     if config.schedule == "constant":
         return config.lr
-    return config.lr * (1 - (epoch + position / n_lists) / config.epochs)
+    last = config.last_epoch if first_epoch else config.epochs
+    return config.lr * (1 - (epoch - first_epoch + position / n_lists) / (last - first_epoch))
 
 
 def objective_of(config: TrainConfig, n_items: int) -> Objective:

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from drm_triton import Dataset
+from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.names import HEADLINE_METRICS
 from drm_triton.training.run import read_metrics
@@ -200,10 +200,69 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
     assert (code, json.loads(out)["epochs"], json.loads(out)["valid/ndcg@10"]) == (0, 5, 1.0)
 
 
+@pytest.fixture(scope="module")
+def more(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set of `stored` with 20 more users and items."""
+    users, items = generate(Shape(users=220, items=170, interactions=4500), 0)
+    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [f"song {i}" for i in items]})
+    path = tmp_path_factory.mktemp("more") / "songs-new"
+    Dataset.from_frame(frame).save(path)
+    return path
+
+
+def test_an_update_from_a_run(run: Path, more: Path, tmp_path: Path) -> None:
+    code, out, errors = call("train", "--from", run, "-d", more, "--run", tmp_path / "new", "--lr", 0.1, "--json")
+    assert (code, errors) == (0, "")
+    assert json.loads(out)["epochs"] == 2
+    assert [record["epoch"] for record in read_metrics(tmp_path / "new")] == [2]
+    recorded = json.loads((tmp_path / "new" / "env.json").read_text())
+    assert recorded["from"]["path"] == str(run / "best")
+    assert recorded["from"]["users"]["new"] >= 20
+    assert "lr = 0.1\n" in (tmp_path / "new" / "config.toml").read_text()
+    data, model = Dataset.load(more), DRM.load(tmp_path / "new")
+    assert (model.interactions.n_users, model.interactions.train.nnz) == (data.n_users, data.train.nnz)
+    assert call("evaluate", tmp_path / "new")[0] == 0
+    code, out, _ = call("train", "--resume", tmp_path / "new", "--json")
+    assert (code, json.loads(out)["epochs"]) == (0, 2)
+    code, _, errors = call("train", "--from", run, "-d", more, "--run", tmp_path / "two", "--epochs", 2)
+    assert code == 0
+    assert "epoch 1/2: " in errors
+    code, out, _ = call("train", "--from", run, "-d", more, "--dry-run", "--json")
+    assert json.loads(out)["config"]["factors"] == 8
+
+
+def test_an_update_of_a_model_that_is_trained_anew(stored: Path, more: Path, tmp_path: Path) -> None:
+    assert call("train", "-d", stored, "--model", "popularity", "--run", tmp_path / "old", "-q")[0] == 0
+    code, _, errors = call("train", "--from", tmp_path / "old", "-d", more, "--run", tmp_path / "new")
+    assert code == 0
+    assert "popularity has no vectors to start from: it is trained anew" in errors
+    assert json.loads((tmp_path / "new" / "env.json").read_text())["from"]["start"] == "anew"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--factors", 4], "an update cannot change --factors; train a new model"),
+        (["--score", "l2"], "an update cannot change --score; train a new model"),
+        (["--model", "ease"], "an update cannot change --model; train a new model"),
+        (["--config", "c.toml"], "--from uses the options of the run; leave out --config and --resume"),
+        (["--epochs", 3], "--epochs of an update must be from 1 to 2, the epochs of the training, got 3"),
+        (["--confidence", 3], "unknown option --confidence"),
+    ],
+)
+def test_what_an_update_refuses(options: list[object], message: str, run: Path, more: Path, tmp_path: Path) -> None:
+    code, _, errors = call("train", "--from", run, "-d", more, "--run", tmp_path / "new", *options)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert message in errors
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train"], "DATASET is missing"),
+        (["train", "--from", "{run}"], "DATASET is missing"),
+        (["train", "--from", "nowhere", "-d", "{data}"], "nowhere: there is no model"),
         (["train", "-d", "nowhere"], "no data set at nowhere"),
         (["train", "-d", "{data}", "--tau", "0"], "--tau must be at least 1e-32, got 0.0"),
         (["train", "-d", "{data}", "--score", "hamming"], "--score must be one of dot, l2, cosine, got 'hamming'"),
