@@ -104,6 +104,10 @@ def describe(data: "Dataset", path: Path) -> None:
         print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
     for line in _columns(data.meta):
         print(line)
+    for name, entry in (data.meta.get("attributes") or {}).items():
+        columns = ", ".join(entry["columns"]) or "none"
+        print(textwrap.fill(f"attributes of {name}: {columns}", 80, initial_indent="\n", subsequent_indent="  "))
+        print(f"  {entry['rows']:,} rows in {entry['file']}; {entry['added']:,} {name} without interactions added")
     weights = facts["weights"]
     if weights:
         column = f" (column {weights['column']})" if "column" in weights else ""

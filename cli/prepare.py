@@ -171,11 +171,19 @@ def prepare(
         typer.Option(help="With --synthetic: size relative to Melon. (default: 1)", rich_help_panel=_MAKING),
     ] = None,
     users: Annotated[
-        int | None,
-        typer.Option(help="For source synthetic: number of users. (default: 1,000)", rich_help_panel=_MAKING),
+        str | None,
+        typer.Option(
+            help="Table with attributes of users. For source synthetic: number of users. (default: 1,000)",
+            rich_help_panel=_READING,
+        ),
     ] = None,
     items: Annotated[
-        int | None, typer.Option(help="For source synthetic: number of items. (default: 500)", rich_help_panel=_MAKING)
+        str | None,
+        typer.Option(
+            help="Table with attributes of items, such as categories and prices, and of items without interactions. "
+            "For source synthetic: number of items. (default: 500)",
+            rich_help_panel=_READING,
+        ),
     ] = None,
     interactions: Annotated[
         int | None,
@@ -191,6 +199,8 @@ def prepare(
       drm-triton prepare melon --raw train.json
 
       drm-triton prepare ml-100k --download --min-user 5
+
+      drm-triton prepare table --raw ratings.csv --items items.csv --out data/ratings
 
       drm-triton prepare lists --train train.txt --test test.txt --out data/lists
     """
@@ -246,8 +256,12 @@ def prepare(
         leading=leading,
         titles=titles,
     )
-    sizes = {"users": users, "items": items, "interactions": interactions}
-    given_sizes = {name: size for name, size in sizes.items() if size is not None}
+    tables = {name: table for name, table in (("users", users), ("items", items)) if table is not None}
+    given_sizes = {} if interactions is None else {"interactions": interactions}
+    if chosen.name == "synthetic":
+        given_sizes |= {name: _size(name, table) for name, table in tables.items()}
+    elif synthetic and tables:
+        raise InputError(f"`{min(tables)}` cannot describe generated data; give `scale`, or use source synthetic")
     generated = synthetic or chosen.name == "synthetic"
     if synthetic and chosen.name != "melon":
         raise InputError("`synthetic` imitates melon only: use `prepare melon --synthetic` or `prepare synthetic`")
@@ -281,11 +295,18 @@ def prepare(
             own_filter,
             download,
             parts or None,
+            tables,
         )
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:
         describe(data, out)
+
+
+def _size(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"`{name}` must be a number for source synthetic, got {text!r}")
+    return int(text)
 
 
 def _names(columns: str | None) -> tuple[str, ...] | None:

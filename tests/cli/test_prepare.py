@@ -489,3 +489,27 @@ def test_threads_do_not_matter(tmp_path: Path, threads: str) -> None:
     result = run_python(*command, cwd=tmp_path, POLARS_MAX_THREADS=threads)
     expected = Dataset.from_frame(pl.read_csv(tmp_path / "good.csv")).checksum
     assert json.loads(result.stdout)["checksum"] == expected
+
+
+def test_attributes_of_items_and_users(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("user,item\nann,a\nann,b\nbob,b\nbob,c\n")
+    (tmp_path / "items.csv").write_text("item,genre,price\na,Drama|Crime,3\nb,Comedy,4\nnew,Drama,5\n")
+    (tmp_path / "users.csv").write_text("user,age\nbob,30\n")
+    out = tmp_path / "set"
+    tables = ["--items", tmp_path / "items.csv", "--users", tmp_path / "users.csv"]
+    code, printed, errors = call("prepare", "table", "--raw", tmp_path / "r.csv", *tables, "--out", out, "-q")
+    assert code == 0, errors
+    assert "attributes of items: genre, price" in printed
+    assert "3 rows in items.csv; 1 items without interactions added" in printed
+    data = Dataset.load(out)
+    assert data.items["genre"].to_list() == [["Drama", "Crime"], ["Comedy"], None, ["Drama"]]
+    assert data.users["age"].to_list() == [None, 30]
+    for arguments, message in (
+        (["table", "--raw", tmp_path / "r.csv", "--items", tmp_path / "absent.csv"], "absent.csv: cannot be read"),
+        (["synthetic", "--items", tmp_path / "items.csv"], "--items must be a number for source synthetic"),
+        (["melon", "--synthetic", "--items", tmp_path / "items.csv"], "--items cannot describe generated data"),
+    ):
+        code, _, errors = call("prepare", *arguments, "--out", tmp_path / "other")
+        assert code == 2
+        assert message in " ".join(errors.split())
+        assert not (tmp_path / "other").exists()
