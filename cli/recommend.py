@@ -120,6 +120,7 @@ def recommend(
 
     from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data.histories import read_choice, read_histories, read_ids
+    from drm_triton.ranking.limits import parse_limits
 
     selection: dict[str, Any] = {}
     if liked is not None:
@@ -130,7 +131,7 @@ def recommend(
         selection["users"] = user if users is None else read_ids(users)
     selection["only"] = None if only is None else read_choice(only)
     selection["without"] = None if without is None else read_choice(without)
-    selection |= {"where": where, "at_most": _limits(at_most or []), "diversity": diversity}
+    selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
     with first_word(quiet):
         from drm_triton.models import load
 
@@ -166,14 +167,3 @@ def _split_ids(liked: list[str]) -> list[str]:
         raise InputError(
             f"--liked {liked}: {error}; put ids that contain quotes or line breaks into a file and give it as --history"
         ) from None
-
-
-def _limits(at_most: list[str]) -> dict[str, int]:
-    """Return the limits of attributes that are given as ATTRIBUTE=NUMBER."""
-    limits = {}
-    for limit in at_most:
-        name, _, number = limit.rpartition("=")
-        if not name or not number.strip().isdecimal():
-            raise InputError(f"--at-most {limit}: write an attribute and a number, for example genre=2")
-        limits[name.strip()] = int(number)
-    return limits

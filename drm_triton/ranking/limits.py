@@ -93,3 +93,20 @@ class Limits:
         closed = counts >= self.most[found]
         items = self.items.take(found[closed])
         return np.repeat(rows[closed], items.degrees()), items.indices
+
+
+def parse_limits(at_most: Sequence[str]) -> dict[str, int]:
+    """Return limits that are given as text.
+
+    Examples
+    --------
+    >>> parse_limits(["genre=2"])
+    {'genre': 2}
+    """
+    limits = {}
+    for limit in at_most:
+        name, _, number = limit.rpartition("=")
+        if not name.strip() or not (number.strip().isascii() and number.strip().isdigit()):
+            raise InputError(f"`at_most`: {limit!r} is not an attribute and a number; write for example genre=2")
+        limits[name.strip()] = int(number)
+    return limits

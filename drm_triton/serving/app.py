@@ -6,7 +6,7 @@ parameters and not parts of the path, because a path cannot carry ids such as "a
 
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Query, Request, Response
@@ -81,8 +81,11 @@ def create_app(
         model_config = ConfigDict(extra="forbid")
         user: str = Field(description="Id of a user of the training data.")
         k: K = 10
-        exclude_seen: bool = Field(True, description="Leave out items that the user has interacted with.")
+        exclude_seen: bool = Field(True, description="Leave out items that the user has.")
         unknown: schema.UnknownIds = "error"
+        where: schema.Conditions = []
+        at_most: schema.Limits = []
+        diversity: schema.Diversity = 0.0
 
     class ItemQuery(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -102,6 +105,9 @@ def create_app(
         k: Annotated[K, schema.FromJson] = 10
         exclude: schema.ids(0, max_exclude) = Field([], description="Ids of items to leave out besides the liked ones.")  # type: ignore[valid-type]
         unknown: schema.UnknownIds = "error"
+        where: schema.Conditions = []
+        at_most: schema.Limits = []
+        diversity: schema.Diversity = 0.0
 
     # FastAPI does not validate a JSONResponse, which saves time. The response models only describe it; the tests check
     # that the description is true.
@@ -121,7 +127,9 @@ def create_app(
 
     async def recommend(query: Annotated[UserQuery, Query()]) -> JSONResponse:
         """Return the best items for a user of the training data."""
-        return JSONResponse(await service.engine.recommend(query.user, query.k, query.exclude_seen, query.unknown))
+        rules = schema.rules_of(query)
+        answer = await service.engine.recommend(query.user, query.k, query.exclude_seen, query.unknown, rules)
+        return JSONResponse(answer)
 
     async def similar(query: Annotated[ItemQuery, Query()]) -> JSONResponse:
         """Return the items most similar to an item, never the item itself."""
@@ -151,7 +159,8 @@ def create_app(
     )
     async def recommend_from(user: NewUser) -> JSONResponse:
         """Return the best items for a new user, who is not in the training data, from the items the user likes."""
-        return JSONResponse(await service.engine.recommend_from(user.liked, user.k, user.exclude, user.unknown))
+        rules = schema.rules_of(user)
+        return JSONResponse(await service.engine.recommend_from(user.liked, user.k, user.exclude, user.unknown, rules))
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=described(*refused, 500))
     async def show_metrics() -> PlainTextResponse:
@@ -194,15 +203,17 @@ class QueryRoute(APIRoute):
         """Return the function that answers a request."""
         endpoint = self.endpoint
         model: type[BaseModel] = get_type_hints(endpoint)["query"]
+        lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
 
         async def answer(request: Request) -> Response:
             pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            values = dict(pairs)
+            values: dict[str, Any] = dict(pairs)
             if len(values) < len(pairs):
-                counts = Counter(name for name, _ in pairs)
-                raise RequestValidationError(
-                    [_problem(name, "Given more than once") for name in counts if counts[name] > 1]
-                )
+                counts = Counter(name for name, _ in pairs if name not in lists)
+                repeated = [_problem(name, "Given more than once") for name in counts if counts[name] > 1]
+                if repeated:
+                    raise RequestValidationError(repeated)
+            values.update({name: [value for other, value in pairs if other == name] for name in lists & values.keys()})
             try:
                 query = model.model_validate(values)
             except ValidationError as error:

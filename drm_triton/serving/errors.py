@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from drm_triton.data.ids import SHOWN
+from drm_triton.errors import InputError
 from drm_triton.serving.engine import UnknownIdError
 from drm_triton.serving.schema import ERRORS, Error
 
@@ -29,6 +30,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(UnknownIdError)
     async def unknown_id(request: Request, error: UnknownIdError) -> JSONResponse:
         return error_response(404, str(error))
+
+    @app.exception_handler(InputError)
+    async def bad_rule(request: Request, error: InputError) -> JSONResponse:
+        return error_response(422, str(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

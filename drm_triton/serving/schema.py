@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from drm_triton.names import Score
+from drm_triton.ranking.limits import parse_limits
+from drm_triton.ranking.rules import Rules
 from drm_triton.serving.engine import ExternalId
 
 ERRORS = {
@@ -71,6 +73,27 @@ UnknownIds = Annotated[
 ]
 
 
+MAX_RULES, MAX_RULE = 8, 200  # conditions or limits of a request, and their characters
+Rule = Annotated[str, Field(min_length=1, max_length=MAX_RULE)]
+Conditions = Annotated[
+    list[Rule],
+    Field(max_length=MAX_RULES, description="Conditions on the attributes of items, for example price<=20."),
+]
+Limits = Annotated[
+    list[Rule],
+    Field(max_length=MAX_RULES, description="Most items of a category in the list, for example genre=2."),
+]
+Diversity = Annotated[
+    float,
+    Field(ge=0, lt=1, allow_inf_nan=False, description="Weight of diversity: 0 ranks by the score alone."),
+]
+
+
+def rules_of(request: Any) -> Rules:
+    """Return the rules of a request with the fields `where`, `at_most` and `diversity`."""
+    return Rules.of(request.where, parse_limits(request.at_most), request.diversity)
+
+
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
@@ -80,6 +103,11 @@ class RankedItem(BaseModel):
     item: ExternalId
     title: str | None = Field(None, description="Present only if the data has titles.")
     score: float | None = Field(description="Null if the item was chosen for its popularity.")
+    cold: bool | None = Field(
+        None,
+        description="Whether the score is predicted from the item's attributes, because nobody has it. Present only if "
+        "there are such items.",
+    )
 
 
 class UserRecommendations(BaseModel):
@@ -87,6 +115,9 @@ class UserRecommendations(BaseModel):
 
     user: ExternalId
     items: list[RankedItem]
+    cold: bool | None = Field(
+        None, description="True if the user has no items, and the scores are predicted from the user's attributes."
+    )
 
 
 class NewUserRecommendations(BaseModel):
