@@ -1,5 +1,6 @@
 """The examples run and do what their descriptions say."""
 
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,15 @@ def test_rectools_cross_validates_drm() -> None:
     assert rectools_model["DRMModel"].from_config(model.get_config()).train_config == model.train_config
     with pytest.raises(Exception, match="did you mean 'factors'"):
         rectools_model["DRMModel"](facters=8)
+
+
+def test_the_notebook_runs(repository: Path) -> None:
+    notebook = json.loads((repository / "examples" / "quickstart.ipynb").read_text("utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in cells)  # a reader sees results without running it
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    means = names["measured"]
+    assert means["DRM"]["ndcg@10"] > 1.5 * means["most popular songs"]["ndcg@10"]
+    assert names["final"].interactions.train.nnz == names["data"].n_interactions
