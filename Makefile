@@ -11,11 +11,12 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 .PHONY: demo test test-bounds test-gpu-static test-wheel coverage lint docs setup clean
 
 demo: setup
-	rm -rf runs/demo
+	rm -rf runs/demo runs/demo-final
 	$(BIN)/drm-triton prepare melon --synthetic --scale 0.02 --out data/demo --overwrite
-	$(BIN)/drm-triton train --dataset data/demo --run runs/demo
-	$(BIN)/drm-triton evaluate runs/demo --on test
-	$(BIN)/drm-triton recommend runs/demo --user 1 --k 5
+	$(BIN)/drm-triton train data/demo --out runs/demo
+	$(BIN)/drm-triton evaluate runs/demo
+	$(BIN)/drm-triton refit runs/demo
+	$(BIN)/drm-triton recommend runs/demo-final --user 1 --k 5
 	$(BIN)/python examples/side_by_side.py runs/demo
 
 # Lint runs beside the tests. What it prints follows what they print, and a failure of either is one of the whole.
