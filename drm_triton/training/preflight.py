@@ -58,7 +58,7 @@ def warn_if_unvalidated(config: Config, dataset: Dataset) -> None:
             f"training without validation: no user has both validation items and at least {MIN_TRAIN} training "
             "interactions (a split by users has none); the best epoch will be the last",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -75,7 +75,7 @@ def warn_of_idle_options(config: TrainConfig) -> None:
             cause = "`interaction_weights` off"
         else:
             cause = f"`objective` {config.objective}"
-        warnings.warn(f"`{name}` has no effect with {cause}", UserWarning, stacklevel=4)
+        warnings.warn(f"`{name}` has no effect with {cause}", UserWarning, stacklevel=5)
 
 
 def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None:

@@ -100,7 +100,7 @@ def warn_of_leaks(old: Dataset, new: Dataset, known: Known, fit_parts: tuple[str
                 f"the old model has learned from {seen:,} of the {part.nnz:,} interactions in the part {name}, so "
                 f"metrics on {name} will be too good; hold out newer interactions only (prepare with `split` time)",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
