@@ -290,6 +290,8 @@ class Dataset:
     ) -> Dataset:
         """Build a data set from a table with one row per interaction.
 
+        `meta` of the result records which column was taken for what, its range, and what was ignored.
+
         Parameters
         ----------
         frame : polars DataFrame or LazyFrame, or pandas DataFrame
@@ -317,8 +319,6 @@ class Dataset:
             The decimal mark of numbers in text. By default, it is recognised.
         skip_bad_rows : bool
             Leave out rows that cannot be used, with a warning, instead of raising an error.
-
-        `meta` records which column was taken for what, its range, and what was ignored.
 
         Examples
         --------

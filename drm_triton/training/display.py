@@ -54,11 +54,8 @@ class Display:
     def batch_end(self, state: Progress, n_lists: int) -> None:
         """Advance the bar."""
         now = time.monotonic()
-        if self._began is None:
-            self._began = now - state.seconds
         if self._step is None:
-            name = f"epoch {state.epoch + 1}/{self.config.last_epoch}"
-            self._step = self.reporter.step(name, total=n_lists, unit="lists").__enter__()
+            self._step = self._start(state.epoch + 1, now - state.seconds, n_lists)
         if self._step.total == n_lists:
             self._step.advance(state.position - self._step.done)
         if state.position >= n_lists:
@@ -68,9 +65,9 @@ class Display:
 
     def epoch_end(self, end: EpochEnd) -> None:
         """Print the row of the epoch, and before the first row the titles of the columns."""
-        assert self._step is not None
-        assert self._began is not None
         now, epoch = time.monotonic(), end.record["epoch"]
+        if self._step is None:  # resumed after the last batch of an epoch
+            self._step, self._trained = self._start(epoch, now - end.record["seconds"], 0), now
         self._epochs += 1
         if self._is_validated(epoch):
             self._validations += 1
@@ -82,6 +79,13 @@ class Display:
         self._step.finish_with(_row(self._columns, self._cells(end, seconds, self._left(epoch, now))))
         self._step.__exit__(None, None, None)
         self._step = None
+
+    def _start(self, epoch: int, began: float, n_lists: int) -> Step:
+        """Begin the bar of an epoch, and in the first epoch the clock."""
+        if self._began is None:
+            self._began = began
+        name = f"epoch {epoch}/{self.config.last_epoch}"
+        return self.reporter.step(name, total=n_lists, unit="lists").__enter__()
 
     def _is_validated(self, epoch: int) -> bool:
         return self.validates and (epoch % self.config.eval_every == 0 or epoch == self.config.last_epoch)

@@ -184,7 +184,8 @@ def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int, first_
     if config.schedule == "constant":
         return config.lr
     last = config.last_epoch if first_epoch else config.epochs
-    return config.lr * (1 - (epoch - first_epoch + position / n_lists) / (last - first_epoch))
+    passed = epoch - first_epoch if first_epoch else epoch  # on a GPU, each operation is a launch
+    return config.lr * (1 - (passed + position / n_lists) / (last - first_epoch))
 
 
 def objective_of(config: TrainConfig, n_items: int) -> Objective:

@@ -53,7 +53,7 @@ def test_data_that_changed_without_a_trace_is_not_measured(
     file = place / "test.indices.npy"
     content = file.read_bytes()
     file.write_bytes(content[:-40] + bytes(40))
-    for command in (["evaluate", run, "-d", place], ["info", place], ["train", "--resume", run, "-d", place]):
+    for command in (["evaluate", run, "-d", place], ["info", place], ["train", "--resume", run, "-d", place, "-q"]):
         code, out, errors = call(*command)
         assert (code, out, errors.count("\n")) == (2, "", 1), errors
         assert "is damaged" in errors

@@ -91,7 +91,7 @@ def test_ials_of_the_case(block: int) -> None:
     model = IALS(factors=2, unobserved_weight=0.1, regularization=0.01, block=2)
     assert objective_of(model, {"user_factors": U, "item_factors": V}, CASE) == pytest.approx(11.01365625)
     liked = IALS(factors=2, unobserved_weight=0.1, regularization=0.01, block=block)
-    liked._tensors = {"user_factors": U, "item_factors": V}
+    liked._tensors, liked._interactions = {"user_factors": U, "item_factors": V}, Dataset.from_csr(CASE.to_scipy())
     users = liked.fold_in_items(CASE)  # exact, whatever the block
     expected = [[-0.900638, -1.57868], [1.598911, 0.462664], [-0.344143, -1.853077], [0.345888, 0.230369]]
     np.testing.assert_allclose(users, expected, atol=2e-6)

@@ -29,7 +29,7 @@ def shown(
     clock: Clock, epochs: int, eval_every: int, train: float, validate: float, save: float = 0.0, loss: bool = True
 ) -> Display:
     """Play a training with constant times through a display."""
-    config: Any = SimpleNamespace(epochs=epochs, eval_every=eval_every, monitor="ndcg@10")
+    config: Any = SimpleNamespace(last_epoch=epochs, eval_every=eval_every, monitor="ndcg@10")
     seen = Display(Reporter(), config, validates=eval_every > 0)
     state = Progress()
     for epoch in range(1, epochs + 1):
@@ -86,7 +86,7 @@ def test_validating_is_visible_in_a_log_if_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("drm_triton.progress.LINE_EVERY", 0.01)
-    config: Any = SimpleNamespace(epochs=2, eval_every=1, monitor="ndcg@10")
+    config: Any = SimpleNamespace(last_epoch=2, eval_every=1, monitor="ndcg@10")
     with Display(Reporter(), config, validates=True) as seen:
         seen.batch_end(Progress(position=3, seconds=1.0), 3)
         step: Any = seen._step

@@ -471,7 +471,7 @@ def test_counters_of_wrong_types_are_refused(
 def test_two_processes_cannot_resume_one_run(stored: Path, data: Dataset, whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     held, _ = Run.open(run, data, TrainConfig.from_toml(run / "config.toml"))
-    code, _, errors = call("train", "--resume", run, "-d", stored)
+    code, _, errors = call("train", "--resume", run, "-d", stored, "-q")
     assert (code, errors.count("\n")) == (2, 1)
     assert "another process works on this run" in errors
     held.lock.release()
