@@ -122,6 +122,24 @@ def test_each_item_has_the_highest_marginal_relevance(
         assert len(chosen) == k or not allowed
 
 
+def test_full_categories_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = np.flatnonzero(np.arange(N) % 4 < 3)  # the fourth category and the null are not among them
+    table = pl.DataFrame({"brand": [None if i == 3 else "abcd"[i % 4] for i in range(N)], "tags": [["x"]] * N})
+    index = TopKIndex(get_backend("cpu"), factors(0), "dot", candidates)
+    ruled = RuledIndex(index, Limits.of(table, [("tags", 9), ("brand", 1)], candidates))
+    searched: list[int] = []
+    search = index.search
+
+    def counted(queries: Any, k: int, excluded: CSR | None) -> Any:
+        searched.append(len(queries))
+        return search(queries, k, excluded)
+
+    monkeypatch.setattr(index, "search", counted)
+    items, _ = ruled.search(factors(1, 6), 10)
+    assert [sorted(item % 4 for item in unpadded(row)) for row in items] == [[0, 1, 2]] * 6
+    assert searched == [6]
+
+
 @pytest.mark.parametrize("diversity", [0.0, 0.4])
 def test_a_list_does_not_depend_on_the_other_lists_of_a_search(
     diversity: float, monkeypatch: pytest.MonkeyPatch
