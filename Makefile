@@ -8,7 +8,7 @@ WORKERS ?= auto
 OUTSIDE ?= /tmp/drm-triton-wheel
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-.PHONY: demo test test-gpu-static test-wheel coverage lint docs setup clean
+.PHONY: demo test test-bounds test-gpu-static test-wheel coverage lint docs setup clean
 
 demo: setup
 	rm -rf runs/demo
@@ -29,6 +29,11 @@ test: setup $(VENV)/.hnswlib
 test-gpu-static: setup
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu_static -n $(WORKERS) --dist worksteal \
 		tests/kernels/gpu/emulator tests/kernels/gpu/test_compile.py
+
+# The tests of the CPU kernels, compiled so that an index outside its array is an error. They take minutes to compile.
+# What the intrinsics read and write through pointers is not checked.
+test-bounds: setup
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/kernels/cpu tests/models
 
 # Measures which lines the tests run; the details are in htmlcov/index.html.
 coverage: setup

@@ -32,7 +32,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -49,6 +48,7 @@ from drm_triton.kernels import cpu, reference, why_no_gpu
 from drm_triton.kernels.cpu.filter import QUERIES, QUERY_BLOCK, WIDTH, filter_panel
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
+from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
 from drm_triton.kernels.cpu.softsort import PAIRWISE_MAX
 from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
 from drm_triton.losses import bpr_loss, psl_loss, softmax_at_k_loss, softmax_loss
@@ -334,7 +334,7 @@ def scaling(size: Sizes, quick: bool) -> list[Row]:
         "K": [1, 3, 5, 10, 48],
         "B": [1, 16, 256, 1024, 4096, 16384],
         "items": [28_800, 1_000_000] if quick else [28_800, 1_000_000, 10_000_000],
-        "threads": [] if torch.cuda.is_available() else list(range(1, numba.get_num_threads() + 1)),
+        "threads": [] if torch.cuda.is_available() else list(range(1, n_threads() + 1)),
     }
     usual = {"n": size.n, "d": size.factors, "K": size.rho, "B": size.batch, "items": size.items}
     rows += along(grid, usual, partial(operations, size), quick)
@@ -351,7 +351,7 @@ def along(
     rows = []
     for axis, values in grid.items():
         for value in values[::2] if quick else values:
-            sizes = usual | {"threads": numba.get_num_threads()} | {axis: value}
+            sizes = usual | {"threads": n_threads()} | {axis: value}
             for name, (t, r) in measure(sizes, 0.3 if quick else 0.8).items():
                 flops, moved = (sizes["B"] * each / t / 1e9 for each in counted(name, sizes, r))
                 row = {"section": "scaling", "axis": axis, "name": name, **sizes, "seconds": t}
@@ -361,12 +361,12 @@ def along(
 
 def with_threads(measure: Callable[[], dict[str, Any]], count: int) -> dict[str, Any]:
     """Call `measure` with `count` threads."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(count)
+    before = n_threads()
+    set_threads(count)
     try:
         return measure()
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
 
 
 def rank(sizes: Row, seconds: float) -> dict[str, tuple[float, float]]:

@@ -34,8 +34,8 @@ SETS = {
     "citeulike": "lists --raw {}/citeulike-a/users.dat --leading count",
     "ml-100k": "ml-100k --raw {}/ml-100k --min-rating 4",
     "movietweetings": "table --raw {}/movietweetings-100k/ratings.dat --separator :: "
-    "--columns user,item,rating,timestamp --min-user 5 --min-item 3",
-    "ciao": "ciao --raw {}/ciao/ciao_rating_with_timestamp.mat --min-user 5 --min-item 3",
+    "--columns user,item,rating,timestamp --min-rating 0 --min-user 5 --min-item 3",
+    "ciao": "ciao --raw {}/ciao/ciao_rating_with_timestamp.mat --min-rating 0 --min-user 5 --min-item 3",
     "epinion": "epinion --raw {}/epinions/epinions_rating_with_timestamp.mat",
 }
 DEFAULT_SETS = "ml-100k,lastfm,amazon,citeulike,epinion"

@@ -17,6 +17,7 @@ import torch
 
 from drm_triton import atomic
 from drm_triton._version import __version__
+from drm_triton.kernels.cpu.runtime.threads import n_threads
 from drm_triton.machine import processor
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -77,7 +78,7 @@ def environment() -> Row:
         "torch": torch.__version__,
         "numba": numba.__version__,
         "processor": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
-        "threads": numba.get_num_threads(),
+        "threads": n_threads(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 

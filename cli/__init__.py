@@ -1,5 +1,6 @@
 """The `drm-triton` command: one file per subcommand, heavy imports inside the commands."""
 
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from drm_triton.cli.compare import compare
 from drm_triton.cli.doctor import doctor
 from drm_triton.cli.evaluate import evaluate
 from drm_triton.cli.export import export
+from drm_triton.cli.flags import Command, Group
 from drm_triton.cli.info import info
 from drm_triton.cli.messages import print_error, print_warning, select_command
 from drm_triton.cli.prepare import prepare
@@ -30,6 +32,7 @@ from drm_triton.errors import DrmError
 
 app = typer.Typer(
     name="drm-triton",
+    cls=Group,
     help="Top-K recommenders trained with ranking losses: softmax over the catalogue, or DRM, the differentiable "
     "ranking metric.",
     no_args_is_help=True,
@@ -54,20 +57,20 @@ def _options(
     pass
 
 
-app.command()(prepare)
-app.command()(info)
-app.command()(train)
-app.command()(tune)
-app.command()(evaluate)
-app.command()(compare)
-app.command()(refit)
-app.command()(recommend)
-app.command()(similar)
-app.command()(report)
-app.command()(reproduce)
-app.command()(export)
-app.command()(doctor)
-app.command()(serve)
+app.command(cls=Command)(prepare)
+app.command(cls=Command)(info)
+app.command(cls=Command)(train)
+app.command(cls=Command)(tune)
+app.command(cls=Command)(evaluate)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(refit)
+app.command(cls=Command)(recommend)
+app.command(cls=Command)(similar)
+app.command(cls=Command)(report)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(export)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(serve)
 app.add_typer(bench, name="bench")
 
 
@@ -82,6 +85,8 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     select_command(typer.main.get_command(app), arguments)
     _exit_cleanly_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may contain any bytes
     try:
         with warnings.catch_warnings():
             warnings.showwarning = print_warning
@@ -89,7 +94,10 @@ def main() -> None:
                 app(arguments)
             finally:
                 sys.stdout.flush()  # here, where a failure can still be reported
-    except Exception as error:
+    except BaseException as error:
+        # A failed assertion inside Polars is no `Exception`, nor are the requests to leave, which pass.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         if debug:
             import traceback
 
@@ -97,7 +105,7 @@ def main() -> None:
         sys.exit(_report(error))
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
     """Print an error as one paragraph and return the exit code."""
     if isinstance(error, DrmError):
         print_error(error)
@@ -109,6 +117,10 @@ def _report(error: Exception) -> int:
             print_error(f"cannot write the output: {error.strerror or error}")
     elif isinstance(error, OSError):
         print_error(f"{error.filename}: {error.strerror}")
+    elif isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        shown = error.object.encode("utf-8", "backslashreplace").decode()
+        print_error(f"{shown} is not in UTF-8: give it in UTF-8, or rename the file")
+        return 2
     elif isinstance(error, MemoryError):
         print_error("not enough memory: try smaller data or fewer factors")
     else:

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+from drm_triton.cli.flags import Command, Group
+
+bench = typer.Typer(cls=Group, help="Measure speed on this machine.", no_args_is_help=True)
 
 
 @bench.callback()
@@ -13,7 +15,7 @@ def _bench() -> None:
     pass
 
 
-@bench.command()
+@bench.command(cls=Command)
 def kernels(
     only: Annotated[
         str | None,

@@ -30,7 +30,8 @@ def compare(
         list[Path] | None,
         typer.Argument(
             metavar="RUN",
-            help="Two or more run directories or saved models, trained on the same data set.",
+            help="Two or more run directories or saved models, trained on the same data set. With --models, the "
+            "prepared data set.",
             show_default=False,
             autocompletion=complete.runs,
         ),
@@ -96,7 +97,7 @@ def compare(
     For each pair of runs and each metric: both means, their difference with a bootstrap interval, and the p-values of
     the paired t-test and of Wilcoxon's test, also corrected for the number of comparisons (Holm).
 
-    With --dataset and --models, each model is tuned on the validation part by Recall@50, with the same number of
+    With a data set and --models, each model is tuned on the validation part by Recall@50, with the same number of
     trials, and trained with several seeds on the training and validation parts. Then their means on test are
     compared over seeds (Welch's t-test) and over users. Run the same command again to continue after a stop.
 
@@ -108,29 +109,31 @@ def compare(
 
       drm-triton compare runs/dot runs/l2 --on valid --json
 
-      drm-triton compare --dataset melon --models wmf,ease,drm --trials 12
+      drm-triton compare melon --models wmf,ease,drm --trials 12
     """
-    from drm_triton.cli.messages import FlagReporter
-    from drm_triton.data import find_dataset
+    from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.errors import InputError
-    from drm_triton.experiments.protocol import Plan, names_of, space_name
-    from drm_triton.experiments.runs import MARKER, compare_runs
 
     reporter = FlagReporter(quiet=quiet or as_json)
+    with first_word(reporter.quiet):
+        from drm_triton.data import find_dataset
+        from drm_triton.experiments.protocol import Plan, names_of, space_name
+        from drm_triton.experiments.runs import MARKER, compare_runs
+
     if models is not None:
-        if runs:
-            raise InputError("give runs or --models, not both")
+        if runs and len(runs) > 1:
+            raise InputError("give runs, or a data set and --models")
         _refuse_unused(
             {
                 "--on": on != "test",
                 "--k": k != DEFAULT_CUT_OFFS,
                 "--metrics": metrics != ",".join(COMPARED_METRICS),
                 "--min-train": min_train != MIN_TRAIN,
-                "--overwrite": overwrite,
             }
         )
         plan = Plan(names_of(models), space_name(space), None if grid else trials, seeds)
-        _compare_models(plan, dataset, out, workers, as_json, reporter)
+        place = complete.required_dataset(str(runs[0]) if runs else None, dataset)
+        _compare_models(plan, place, out, overwrite, workers, as_json, reporter)
         return
     ks = parse_cut_offs(k)
     check_min_train(min_train)
@@ -147,7 +150,7 @@ def compare(
     )
     if out is not None:
         comparison.write(out, overwrite)
-    print(comparison.to_json() if as_json else comparison.to_markdown(), end="")
+    print(comparison.to_json() if as_json else comparison.to_text(), end="")
 
 
 def _refuse_unused(given: dict[str, bool]) -> None:
@@ -160,20 +163,27 @@ def _refuse_unused(given: dict[str, bool]) -> None:
 
 
 def _compare_models(
-    plan: "Plan", dataset: str | None, out: Path | None, workers: int | None, as_json: bool, reporter: "Reporter"
+    plan: "Plan",
+    dataset: str,
+    out: Path | None,
+    overwrite: bool,
+    workers: int | None,
+    as_json: bool,
+    reporter: "Reporter",
 ) -> None:
     """Run a comparison, or continue it, and print its result."""
     from drm_triton.cli.messages import continuable
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
-    from drm_triton.errors import InputError
     from drm_triton.experiments.compare import result_of
-    from drm_triton.experiments.protocol import Comparison
+    from drm_triton.experiments.protocol import PLAN, Comparison
 
-    if dataset is None:
-        raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
     place = find_dataset(dataset)
-    comparison = Comparison(out or Path("comparisons") / place.absolute().name, Dataset.load(place), plan)
+    data = Dataset.load(place)
+    directory = out or Path("comparisons") / place.absolute().name
+    if overwrite:
+        atomic.discard_directory(directory, PLAN)
+    comparison = Comparison(directory, data, plan)
     finished = len(comparison.outcomes)
     reporter.line(f"comparison directory {comparison.path}, {finished} trainings finished")
     with continuable():

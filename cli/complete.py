@@ -1,9 +1,11 @@
 """Shell completion, and the arguments that several commands have in common."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from drm_triton.errors import InputError
 
 
 def datasets(incomplete: str) -> list[str]:
@@ -39,6 +41,32 @@ def sources(incomplete: str) -> list[tuple[str, str]]:
     from drm_triton.data.prepare.sources import SOURCES
 
     return [(name, source.summary) for name, source in SOURCES.items() if name.startswith(incomplete)]
+
+
+DATASET = "Prepared data set: a directory, or a name under data/."
+DatasetArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="DATASET", help=DATASET, show_default=False, autocompletion=datasets),
+]
+DatasetOption = Annotated[  # the parameter is called dataset_option, see `messages.select_command`
+    str | None,
+    typer.Option("--dataset", "-d", help="The same as DATASET.", show_default=False, autocompletion=datasets),
+]
+
+
+def either(argument: Any, option: Any, name: str) -> Any:
+    """Return the value of a parameter that may be given as an argument or as an option; None if it is not given."""
+    if argument is not None and option is not None and argument != option:
+        raise InputError(f"`{name}` is given twice, as {argument} and as {option}; give it once")
+    return option if argument is None else argument
+
+
+def required_dataset(argument: str | None, option: str | None) -> str:
+    """Return the data set that a command was given as an argument or as an option."""
+    dataset: str | None = either(argument, option, "dataset")
+    if dataset is None:
+        raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
+    return dataset
 
 
 RunArgument = Annotated[

@@ -80,19 +80,21 @@ def evaluate(
 
       drm-triton evaluate runs/melon --beyond-accuracy
     """
-    from drm_triton.cli.messages import FlagReporter
+    from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data import find_dataset
-    from drm_triton.ranking.evaluate import by_activity as grouped
-    from drm_triton.ranking.evaluate import evaluate as measure
-    from drm_triton.ranking.evaluate import popularity_ranker
-    from drm_triton.ranking.held_out import HeldOut
 
     cut_offs = None if k is None else parse_cut_offs(k)
     if min_train is not None:
         check_min_train(min_train)
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
-    measured = HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
+    with first_word(quiet or as_json):
+        from drm_triton.ranking.evaluate import by_activity as grouped
+        from drm_triton.ranking.evaluate import evaluate as measure
+        from drm_triton.ranking.evaluate import popularity_ranker
+        from drm_triton.ranking.held_out import HeldOut
+
+        measured = HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
     model, data = measured.model, measured.data
     default_ks, default_min_train = protocol(data.meta)
     cut_offs = list(default_ks) if cut_offs is None else cut_offs

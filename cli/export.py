@@ -2,19 +2,25 @@
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import RunArgument, either
 from drm_triton.cli.output import note_if_held_out
 from drm_triton.names import ExportFormat
 
 
 def export(
     run: RunArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)],
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Directory to create.", show_default=False)
+    ] = None,
+    directory_option: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The same as DIR.", show_default=False)
+    ] = None,
     to: Annotated[
         ExportFormat, typer.Option(help="Format: NumPy arrays, Parquet tables, or a search index of Faiss or hnswlib.")
     ] = "npz",
@@ -32,18 +38,24 @@ def export(
 
     Examples:
 
-      drm-triton export runs/melon --to npz melon-factors
+      drm-triton export runs/melon --to npz --out melon-factors
 
-      drm-triton export runs/melon --to parquet melon-tables
+      drm-triton export runs/melon --to parquet --out melon-tables
 
-      drm-triton export runs/melon --to faiss melon-index --overwrite
+      drm-triton export runs/melon --to faiss --out melon-index --overwrite
     """
-    from drm_triton.cli.messages import FlagReporter
-    from drm_triton.export import GOOD_RECALL
-    from drm_triton.export import export as write
-    from drm_triton.models import load
+    from drm_triton.cli.messages import FlagReporter, first_word
+    from drm_triton.errors import InputError
 
-    model = load(run)
+    directory = either(directory, directory_option, "directory")
+    if directory is None:
+        raise InputError("--out is missing: give the directory to create")
+    with first_word(quiet or as_json):
+        from drm_triton.export import GOOD_RECALL
+        from drm_triton.export import export as write
+        from drm_triton.models import load
+
+        model = load(run)
     note_if_held_out(model, run)
     manifest = write(model, directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
     recall = {name: value for name, value in manifest.items() if name.startswith("recall@")}
@@ -53,7 +65,7 @@ def export(
         factors = f", {manifest['dimension']} factors, score {manifest['score']}" if "score" in manifest else ""
         print(f"exported {run} to {directory}: {manifest['users']:,} users, {manifest['items']:,} items{factors}")
         for name, content in manifest["files"].items():
-            print(f"  {name:<18}{content}")
+            print(textwrap.fill(f"  {name:<18}{content}", 80, subsequent_indent=" " * 20, break_on_hyphens=False))
         if recall:
             values = ", ".join(f"{name} {value:.4f}" for name, value in recall.items())
             print(f"{values} against exact search, for {manifest['queries']:,} users with ef {manifest['ef']}")

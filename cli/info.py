@@ -1,29 +1,28 @@
 """`drm-triton info`: print the statistics of a prepared data set."""
 
 import json
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from drm_triton.cli import complete
+from drm_triton.cli.messages import in_flags
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
 
 
 def info(
-    directory: Annotated[
-        str,
-        typer.Argument(
-            help="Prepared data set: a directory, or a name under data/.",
-            metavar="DIR",
-            autocompletion=complete.datasets,
-        ),
-    ],
+    dataset: complete.DatasetArgument = None,
+    dataset_option: complete.DatasetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
 ) -> None:
-    """Print the statistics of a data set, and what is published about it.
+    """Verify a data set, and print its statistics and what is published about it.
+
+    Everything is read, and its checksum is computed again. A damaged data set is an error.
 
     These are the statistics in the paper, if it uses the data set, and for a public split the published results.
 
@@ -36,8 +35,9 @@ def info(
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
 
-    path = find_dataset(directory)
+    path = find_dataset(complete.required_dataset(dataset, dataset_option))
     data = Dataset.load(path)
+    data.verify()
     if as_json:
         print(json.dumps(summary(data, path), ensure_ascii=False))
     else:
@@ -67,6 +67,11 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "public_split": data.meta.get("public_split"),
         "leaderboard": [result.to_dict() for result in leaderboard(data.meta)],
         "options": data.meta.get("options"),
+        "columns": data.meta.get("columns"),
+        "ignored_columns": data.meta.get("ignored_columns"),
+        "notes": data.meta.get("notes"),
+        "skipped": data.meta.get("skipped"),
+        "events": data.meta.get("events"),
         "steps": data.meta.get("steps"),
         "checksum": data.checksum,
     }
@@ -97,15 +102,18 @@ def describe(data: "Dataset", path: Path) -> None:
     total = max(data.n_interactions, 1)
     for name in ("train", "valid", "test"):
         print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
+    for line in _columns(data.meta):
+        print(line)
+    for name, entry in (data.meta.get("attributes") or {}).items():
+        columns = ", ".join(entry["columns"]) or "none"
+        print(textwrap.fill(f"attributes of {name}: {columns}", 80, initial_indent="\n", subsequent_indent="  "))
+        print(f"  {entry['rows']:,} rows in {entry['file']}; {entry['added']:,} {name} without interactions added")
     weights = facts["weights"]
     if weights:
         column = f" (column {weights['column']})" if "column" in weights else ""
         print(f"\nweights from {weights['least']:g} to {weights['most']:g}, mean {weights['mean']:g}{column}")
-    steps = data.meta.get("steps") or []
-    if steps:
-        print(f"\n{'step':<44}{'interactions':>14}{'users':>12}{'items':>12}")
-    for step in steps:
-        print(f"{step['step']:<44}{step['interactions']:>14,}{step['users']:>12,}{step['items']:>12,}")
+    for line in _steps(data.meta):
+        print(line)
     options = data.meta.get("options")
     if options:
         print(f"\nsplit {split_text(options)}")
@@ -113,6 +121,68 @@ def describe(data: "Dataset", path: Path) -> None:
         print(f"\n{'results for this split':<28}{'recall@20':>10}{'ndcg@20':>10}  from")
     for row in facts["leaderboard"]:
         print(f"{row['model']:<28}{row['recall@20']:>10.4f}{row['ndcg@20']:>10.4f}  {row['source']}")
+
+
+def _columns(meta: Mapping[str, Any]) -> list[str]:
+    """Return lines that say which column was taken for what, what was ignored, and what to consider."""
+    columns = meta.get("columns")
+    if not columns:
+        return []
+    width = min(max(len(entry["column"]) for entry in columns.values()), 24)
+    lines = [""]
+    for role, entry in columns.items():
+        if role == "rating" and "used" in entry:
+            continue  # the column was named as the weight
+        facts = []
+        if "least" in entry:
+            facts.append(f"{_value(role, entry['least'])} … {_value(role, entry['most'])}")
+        if entry.get("first") is not None:
+            facts.append(f"first {textwrap.shorten(str(entry['first']), 24, placeholder=' …')}")
+        if entry.get("used") is False:
+            facts.append("not used")
+        elif role == "rating" and (meta.get("options") or {}).get("min_rating") is None:
+            facts.append("all above 0 count alike")
+        lines.append(_line(f"{role:<9} ← {entry['column']:<{width}}  {'; '.join(facts)}", 14 + width))
+    ignored = meta.get("ignored_columns")
+    if ignored:
+        shown = ", ".join(ignored[:20]) + (f" and {len(ignored) - 20:,} more" if len(ignored) > 20 else "")
+        lines.append(_line(f"ignored: {shown}", 9))
+    flags = {name: f"--{name.replace('_', '-')}" for name in ("weight", "rating", "event_weight")}
+    return lines + [_line(f"note: {in_flags(note, flags)}", 6) for note in meta.get("notes") or ()]
+
+
+def _value(role: str, value: Any) -> str:
+    """Return a number in the form of its role: ids and unix times have no separators."""
+    if isinstance(value, str) or role not in ("rating", "weight"):
+        return str(value)
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def _line(text: str, indent: int) -> str:
+    return textwrap.fill(text, 80, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _steps(meta: Mapping[str, Any]) -> list[str]:
+    """Return a table of the steps of the preparation and what each removed."""
+    steps = meta.get("steps") or []
+    lines = ["", f"{'step':<36}{'interactions':>13}{'removed':>11}{'users':>10}{'items':>10}"] if steps else []
+    before = None
+    for step in steps:
+        name, rows = step["step"], step["interactions"]
+        if len(name) > 35:
+            lines.append(_line(name, 2))
+            name = ""
+        removed = "" if before is None else f"{before - rows:,}"
+        lines.append(f"{name:<36}{rows:>13,}{removed:>11}{step['users']:>10,}{step['items']:>10,}")
+        before = rows
+    events = meta.get("events")
+    if events:
+        counts = ", ".join(f"{event or '(none)'} {rows:,}" for event, rows in events.items())
+        lines.append(_line(f"rows of each event: {counts}", 2))
+    skipped = meta.get("skipped")
+    if skipped:
+        lines.append(_line(f"skipped before: {skipped['rows']:,} rows; the first: {skipped['first']}", 2))
+    return lines
 
 
 def _published(data: "Dataset") -> dict[str, float] | None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from drm_triton.base_config import MAX_CUT_OFF
+from drm_triton.base_config import CUT_OFF, MAX_CUT_OFF
 from drm_triton.errors import InputError
 from drm_triton.names import CUT_OFFS
 
@@ -17,11 +17,9 @@ DEFAULT_CUT_OFFS = ",".join(map(str, CUT_OFFS))
 
 def parse_cut_offs(text: str) -> list[int]:
     """Parse cut-offs that are separated by commas."""
-    try:
-        ks = sorted({int(cut_off) for cut_off in text.split(",")})
-    except ValueError:
-        ks = []
-    if not ks or min(ks) < 1 or max(ks) > MAX_CUT_OFF:
+    given = [cut_off.strip() for cut_off in text.split(",")]
+    ks = sorted({int(cut_off) for cut_off in given}) if all(map(CUT_OFF.fullmatch, given)) else []
+    if not ks or max(ks) > MAX_CUT_OFF:
         raise InputError(
             f"--k must be cut-offs from 1 to {MAX_CUT_OFF} separated by commas, for example 10,50; got {text!r}"
         )

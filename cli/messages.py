@@ -6,7 +6,9 @@ to know whether the library was called from Python or from the command line.
 
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,13 +30,27 @@ def select_command(root: Any, arguments: Iterable[str]) -> None:
     root : the Click group of all commands
     arguments : the words of the command line
     """
-    command = root
-    for word in arguments:
+    command, words = root, list(arguments)
+    for word in words:
         if not hasattr(command, "commands"):
             break
         command = command.commands.get(word, command)
     _flags.clear()
-    _flags.update((parameter.name, _spelling(parameter)) for parameter in command.params)
+    for parameter in command.params:
+        name = parameter.name.removesuffix("_option")  # dataset_option is another way to give dataset
+        typed = _typed(parameter, words)
+        if name not in _flags or typed is not None:
+            _flags[name] = typed or _spelling(parameter)
+
+
+def _typed(parameter: Any, words: Iterable[str]) -> str | None:
+    """Return the long name of an option as it was typed, or None. A short name belongs to the long one before it."""
+    long = None
+    for flag in parameter.opts if parameter.param_type_name == "option" else ():
+        long = flag if flag.startswith("--") else long
+        if any(word == flag or word.startswith(f"{flag}=") for word in words):
+            return str(long or flag)
+    return None
 
 
 def _spelling(parameter: Any) -> str:
@@ -71,12 +87,33 @@ class FlagReporter(Reporter):
 
 def print_error(message: object) -> None:
     """Print an error as one paragraph on stderr."""
-    print(f"error: {in_flags(message)}", file=sys.stderr)
+    print(wrapped(f"error: {in_flags(message)}"), file=sys.stderr)
 
 
 def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one paragraph on stderr. The signature is that of `warnings.showwarning`."""
-    print(f"warning: {in_flags(message)}", file=sys.stderr)
+    print(wrapped(f"warning: {in_flags(message)}"), file=sys.stderr)
+
+
+def wrapped(text: str) -> str:
+    """Return a paragraph in lines as wide as the terminal of stderr, or on one line if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+@contextmanager
+def first_word(quiet: bool = False) -> Iterator[None]:
+    """Show on a terminal that the command has begun, while torch is imported. The word disappears again."""
+    shown = not quiet and sys.stderr.isatty()
+    if shown:
+        print("starting ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -28,12 +28,14 @@ FormatOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.", show_default=False)
 ]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite/--no-overwrite", help="Replace an existing file --out.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")]
 
 
-def check_output(form: OutputFormat | None, out: Path | None) -> OutputFormat:
+def check_output(form: OutputFormat | None, out: Path | None, overwrite: bool) -> OutputFormat:
     """Return the output format: the given one, or else that of the file's suffix, or else a table.
 
-    Refuse a file that cannot be written, before any work is done.
+    Refuse a file that cannot be written, or that exists if it must not be replaced, before any work is done.
     """
     suffix = out.suffix.lower().removeprefix(".") if out is not None else "table"
     by_suffix: OutputFormat | None = next((known for known in FORMATS if known == (suffix or "table")), None)
@@ -44,6 +46,8 @@ def check_output(form: OutputFormat | None, out: Path | None) -> OutputFormat:
         raise InputError("`form=parquet` needs `out`: it is not text")
     if out is not None:
         atomic.check_file(out, "give another `out`, or leave it out to print")
+        if out.exists() and not overwrite:
+            raise InputError(f"`out` {out} already exists; give another, or use `overwrite` to replace it")
     return chosen
 
 
@@ -102,7 +106,8 @@ def _table(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
                 separator = "\n"
             score = "popular" if row["score"] is None else f"{row['score']:+.4f}"
             title = f"  {_plain(row['title'])}" if row.get("title") else ""
-            yield f"{row['rank']:>4}  {score}  {_plain(row[item])}{title}\n"
+            cold = "  (cold)" if row.get("cold") else ""
+            yield f"{row['rank']:>4}  {score}  {_plain(row[item])}{title}{cold}\n"
 
 
 def _plain(value: object) -> str:

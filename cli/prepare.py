@@ -1,6 +1,8 @@
 """`drm-triton prepare`: turn raw files into a data set."""
 
 import json
+import math
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +10,7 @@ import typer
 
 from drm_triton.cli import complete
 from drm_triton.errors import InputError
-from drm_triton.names import Leading, SplitName, SplitPart
+from drm_triton.names import DecimalMark, Leading, SplitName, SplitPart
 
 DEFAULT_SIZES = {"users": 1_000, "items": 500, "interactions": 20_000}
 
@@ -44,7 +46,9 @@ def prepare(
     min_rating: Annotated[
         float | None,
         typer.Option(
-            help="Keep rows with at least this rating. (default: depends on the source)", rich_help_panel=_KEEPING
+            help="Keep rows with at least this rating. (default: depends on the source; if it has none, ratings of 0 "
+            "or less are left out)",
+            rich_help_panel=_KEEPING,
         ),
     ] = None,
     min_user: Annotated[
@@ -93,11 +97,45 @@ def prepare(
             rich_help_panel=_READING,
         ),
     ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option(help="With --event-weight: name of the column of events.", rich_help_panel=_READING),
+    ] = None,
+    event_weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights of events, such as view=1,buy=5. Rows of other events are left out. (default: no weights)",
+            metavar="EVENT=WEIGHT,...",
+            rich_help_panel=_READING,
+        ),
+    ] = None,
+    date_format: Annotated[
+        str | None,
+        typer.Option(
+            help="How times are written: day-first, month-first, or a pattern such as '%d/%m/%Y %H:%M'. "
+            "(default: recognised if it is clear)",
+            rich_help_panel=_READING,
+        ),
+    ] = None,
+    decimal: Annotated[
+        DecimalMark | None,
+        typer.Option(
+            help="Decimal mark of ratings and weights. (default: recognised if it is clear)", rich_help_panel=_READING
+        ),
+    ] = None,
+    skip_bad_rows: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad-rows",
+            help="Leave out rows that cannot be used, and print their number.",
+            rich_help_panel=_READING,
+        ),
+    ] = False,
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Columns of a file without a header, such as user,item,rating,timestamp,weight. Other names are "
-            "skipped.",
+            help="Columns of a file without a header, such as user,item,rating,timestamp,weight,event. Other names "
+            "are skipped.",
             rich_help_panel=_READING,
         ),
     ] = None,
@@ -133,11 +171,19 @@ def prepare(
         typer.Option(help="With --synthetic: size relative to Melon. (default: 1)", rich_help_panel=_MAKING),
     ] = None,
     users: Annotated[
-        int | None,
-        typer.Option(help="For source synthetic: number of users. (default: 1,000)", rich_help_panel=_MAKING),
+        str | None,
+        typer.Option(
+            help="Table with attributes of users. For source synthetic: number of users. (default: 1,000)",
+            rich_help_panel=_READING,
+        ),
     ] = None,
     items: Annotated[
-        int | None, typer.Option(help="For source synthetic: number of items. (default: 500)", rich_help_panel=_MAKING)
+        str | None,
+        typer.Option(
+            help="Table with attributes of items, such as categories and prices, and of items without interactions. "
+            "For source synthetic: number of items. (default: 500)",
+            rich_help_panel=_READING,
+        ),
     ] = None,
     interactions: Annotated[
         int | None,
@@ -153,6 +199,8 @@ def prepare(
       drm-triton prepare melon --raw train.json
 
       drm-triton prepare ml-100k --download --min-user 5
+
+      drm-triton prepare table --raw ratings.csv --items items.csv --out data/ratings
 
       drm-triton prepare lists --train train.txt --test test.txt --out data/lists
     """
@@ -192,10 +240,28 @@ def prepare(
     )
     out = out or data_dir() / chosen.name
     file_format = FileFormat(
-        user, item, rating, timestamp, weight, _names(columns), separator, encoding, leading, titles
+        user=user,
+        item=item,
+        rating=rating,
+        timestamp=timestamp,
+        weight=weight,
+        event=event,
+        columns=_names(columns),
+        separator=separator,
+        encoding=encoding,
+        decimal=decimal,
+        date_format=date_format,
+        event_weight=_event_weights(event_weight),
+        skip_bad_rows=skip_bad_rows or None,
+        leading=leading,
+        titles=titles,
     )
-    sizes = {"users": users, "items": items, "interactions": interactions}
-    given_sizes = {name: size for name, size in sizes.items() if size is not None}
+    tables = {name: table for name, table in (("users", users), ("items", items)) if table is not None}
+    given_sizes = {} if interactions is None else {"interactions": interactions}
+    if chosen.name == "synthetic":
+        given_sizes |= {name: _size(name, table) for name, table in tables.items()}
+    elif synthetic and tables:
+        raise InputError(f"`{min(tables)}` cannot describe generated data; give `scale`, or use source synthetic")
     generated = synthetic or chosen.name == "synthetic"
     if synthetic and chosen.name != "melon":
         raise InputError("`synthetic` imitates melon only: use `prepare melon --synthetic` or `prepare synthetic`")
@@ -229,6 +295,7 @@ def prepare(
             own_filter,
             download,
             parts or None,
+            tables,
         )
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
@@ -236,8 +303,31 @@ def prepare(
         describe(data, out)
 
 
+def _size(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"`{name}` must be a number for source synthetic, got {text!r}")
+    return int(text)
+
+
 def _names(columns: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in columns.split(",")) if columns else None
+
+
+def _event_weights(text: str | None) -> dict[str, float] | None:
+    """Parse view=1,buy=5."""
+    if text is None:
+        return None
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        event, _, weight = part.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            value = math.nan
+        if not event.strip() or math.isnan(value) or event.strip() in weights:
+            raise InputError(f"`event_weight` {text!r} must be events, each once, with weights, such as view=1,buy=5")
+        weights[event.strip()] = value
+    return weights
 
 
 def _shares(text: str) -> tuple[float, float, float]:
@@ -258,9 +348,9 @@ def _print_sources(as_json: bool) -> None:
         )
         return
     for source in SOURCES.values():
-        print(f"{source.name:<14} {source.summary}")
-        print(f"{'':<14} from: {source.origin}")
-        print(f"{'':<14} format: {source.layout}")
-        print(f"{'':<14} licence: {source.licence}")
+        lines = [source.summary, f"from: {source.origin}", f"format: {source.layout}", f"licence: {source.licence}"]
         if source.url:
-            print(f"{'':<14} --download: {source.url}")
+            lines.append(f"--download: {source.url}")
+        for number, line in enumerate(lines):
+            first = f"{source.name if number == 0 else '':<14} "
+            print(textwrap.fill(line, 80, initial_indent=first, subsequent_indent=" " * 17, break_long_words=False))

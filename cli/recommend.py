@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.output import FormatOption, OutOption, check_output, note_if_held_out, with_titles, write
+from drm_triton.cli.output import (
+    FormatOption,
+    OutOption,
+    OverwriteOption,
+    QuietOption,
+    check_output,
+    note_if_held_out,
+    with_titles,
+    write,
+)
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 
@@ -85,6 +94,8 @@ def recommend(
     ] = "error",
     form: FormatOption = None,
     out: OutOption = None,
+    overwrite: OverwriteOption = True,
+    quiet: QuietOption = False,
 ) -> None:
     """Print the best items for users, with scores. Ids are those of your data.
 
@@ -105,10 +116,11 @@ def recommend(
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
-    form = check_output(form, out)
+    form = check_output(form, out, overwrite)
 
+    from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data.histories import read_choice, read_histories, read_ids
-    from drm_triton.models import load
+    from drm_triton.ranking.limits import parse_limits
 
     selection: dict[str, Any] = {}
     if liked is not None:
@@ -119,19 +131,26 @@ def recommend(
         selection["users"] = user if users is None else read_ids(users)
     selection["only"] = None if only is None else read_choice(only)
     selection["without"] = None if without is None else read_choice(without)
-    selection |= {"where": where, "at_most": _limits(at_most or []), "diversity": diversity}
-    model = load(run)
+    selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
+    with first_word(quiet):
+        from drm_triton.models import load
+
+        model = load(run)
     note_if_held_out(model, run)
     blocks = model.recommend_blocks(k=k, exclude_seen=exclude_seen, unknown=unknown, **selection)
+    reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
     n_rows = 0
 
     def titled_blocks() -> Iterator["pl.DataFrame"]:
         nonlocal n_rows
         for block in blocks:
             n_rows += len(block)
+            step.advance(block["user"].n_unique())
             yield with_titles(block, model.interactions, "item")
 
-    write(titled_blocks(), form, out)
+    with reporter.step("recommend", model.interactions.n_users if everyone else None, "users") as step:
+        write(titled_blocks(), form, out)
+        step.note(f"{n_rows:,} items for {step.done:,} users")
     if n_rows == 0:
         warnings.warn(
             "there is nothing to recommend: no user is left, or the users may get none of the items to choose from, or "
@@ -148,14 +167,3 @@ def _split_ids(liked: list[str]) -> list[str]:
         raise InputError(
             f"--liked {liked}: {error}; put ids that contain quotes or line breaks into a file and give it as --history"
         ) from None
-
-
-def _limits(at_most: list[str]) -> dict[str, int]:
-    """Return the limits of attributes that are given as ATTRIBUTE=NUMBER."""
-    limits = {}
-    for limit in at_most:
-        name, _, number = limit.rpartition("=")
-        if not name or not number.strip().isdecimal():
-            raise InputError(f"--at-most {limit}: write an attribute and a number, for example genre=2")
-        limits[name.strip()] = int(number)
-    return limits

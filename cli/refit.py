@@ -7,7 +7,8 @@ import typer
 
 from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.train import show_training
+from drm_triton.cli.messages import FlagReporter, first_word
+from drm_triton.cli.train import show_training, sizes_of
 
 
 def refit(
@@ -26,6 +27,7 @@ def refit(
             autocompletion=complete.datasets,
         ),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
 ) -> None:
@@ -41,19 +43,22 @@ def refit(
 
       drm-triton refit runs/melon --out runs/production
     """
-    from drm_triton.data import find_dataset
-    from drm_triton.models import load
-    from drm_triton.training.run import dataset_of
+    reporter = FlagReporter(quiet=quiet or as_json)
+    with first_word(reporter.quiet):
+        from drm_triton.data import find_dataset
+        from drm_triton.models import load
+        from drm_triton.training.run import dataset_of
 
-    model = load(run)
-    data = dataset_of(run, find_dataset(dataset) if dataset else None)
+        model = load(run)
+        data = dataset_of(run, find_dataset(dataset) if dataset else None)
+        settings = model.untrained_final().config
     place = out or run.with_name(f"{run.resolve().name}-final")
-    settings = model.untrained_final().config
+    reporter.line(f"{settings.model} on all of {sizes_of(data)}")
+    reporter.line(f"run directory {place}")
     show_training(
-        lambda display, reporter: model.refit(data, [display.epoch_end], place, display.batch_end, reporter),
+        lambda callbacks, on_batch: model.refit(data, callbacks, place, on_batch, reporter, overwrite=overwrite),
         settings,
-        f"{data!r}; run directory {place}",
         place,
-        quiet,
+        reporter,
         as_json,
     )

@@ -56,9 +56,11 @@ def report(
 
       drm-triton report model --dataset data/melon --out reports/model
     """
-    from drm_triton.cli.messages import FlagReporter
+    from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data import find_dataset
-    from drm_triton.report import write_report
+
+    with first_word(quiet):
+        from drm_triton.report import write_report
 
     paths = [find_dataset(name) for name in datasets or ()]
     page = write_report(runs, out, paths, on, users, k, overwrite, FlagReporter(quiet=quiet))

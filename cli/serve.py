@@ -2,28 +2,56 @@
 
 import errno
 import ipaddress
+import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.output import note_if_held_out
 
 if TYPE_CHECKING:
     from drm_triton.errors import DrmError
 
-SHUTDOWN_SECONDS = 5  # time for running requests to finish when the service stops
+TOKEN_VARIABLE = "DRM_TRITON_TOKEN"
+MIN_TOKEN = 16  # characters of a token
 
 
 def serve(
     run: RunArgument,
     host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 listens on all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes any free port.")] = 8000,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Number of processes, each with the model.")] = 1,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"File with the token that requests must carry. Or set {TOKEN_VARIABLE}.")
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of this service in the Host header of requests, besides addresses, localhost and the name of "
+            "this machine. Can be repeated; * allows any."
+        ),
+    ] = None,
+    log: Annotated[
+        Literal["none", "errors", "all"],
+        typer.Option(help="Requests to log to stderr; errors are those of status 500."),
+    ] = "errors",
     max_k: Annotated[int, typer.Option(min=1, help="Largest k that a request may have.")] = 100,
     max_liked: Annotated[int, typer.Option(min=1, help="Largest number of liked items in a request.")] = 1000,
+    max_exclude: Annotated[int, typer.Option(min=0, help="Largest number of excluded items in a request.")] = 10_000,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Largest number of connections of each process. The descriptors limit it, too.")
+    ] = 1000,
+    request_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds in which a request must have arrived, from its first byte.")
+    ] = 10.0,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds from SIGTERM, in which /ready says 503, until the service stops.")
+    ] = 0.0,
 ) -> None:
     """Serve recommendations over HTTP, as JSON. This needs the extra "serve" of the package.
 
@@ -31,15 +59,21 @@ def serve(
 
     POST /recommendations returns items for a new user, who is described by liked items.
 
-    GET /similar?item=ID returns similar items. GET /health describes the model, GET /openapi.json all requests.
+    GET /similar?item=ID returns similar items, GET /items?query=TEXT searches for items.
 
-    There is no authentication.
+    GET /health describes the model, GET /ready says if requests are welcome, GET /metrics is for Prometheus.
+
+    A browser shows a page to try all this at /, and a description of all requests at /docs.
+
+    SIGHUP loads the model again. SIGTERM ends the service after the requests that are under way.
 
     Examples:
 
       drm-triton serve runs/melon
 
       drm-triton serve runs/melon --port 0 --max-k 500
+
+      drm-triton serve runs/melon --host 0.0.0.0 --workers 4 --token-file token.txt
 
       curl 'http://127.0.0.1:8000/recommendations?user=12&k=5'
 
@@ -48,32 +82,70 @@ def serve(
     from drm_triton.errors import InputError
 
     try:
-        import uvicorn
-
-        from drm_triton.serving.app import create_app
+        from drm_triton.serving.server import Settings, serve_alone, serve_in_workers
     except ImportError as error:
         if (error.name or "").startswith("drm_triton"):
             raise
         raise InputError(f"serve needs {error.name}: pip install 'drm-triton[serve]'") from None
-    from drm_triton.models import load
+    from drm_triton.serving.loading import load_in_memory
 
-    model = load(run)
+    token = _token(token_file)
+    model = load_in_memory(run)
+    note_if_held_out(model, run)
+    data = model.interactions
+    example = data.user_ids.filter(data.train.degrees() > 0).head(1).to_list()
+    settings = Settings(
+        run.resolve(),
+        max_k,
+        max_liked,
+        max_exclude,
+        token,
+        _host_names(host, host_name or []),
+        log,
+        max_connections,
+        request_timeout,
+        drain,
+    )
     with _bind(host, port) as listener:  # before the kernels compile, so that a port in use is reported at once
-        app = create_app(model, run.resolve().name, max_k, max_liked)
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=SHUTDOWN_SECONDS)
+
+        def start() -> None:
+            try:
+                listener.listen()
+            except OSError as error:
+                raise _cannot_listen(host, port, error) from None
+            _announce(example, run, listener, token is not None)
+
+        if workers == 1:
+            serve_alone(settings, model, listener, start)
+        else:
+            del model, data  # each worker loads its own
+            serve_in_workers(settings, workers, listener, start)
+
+
+def _token(file: Path | None) -> str | None:
+    """Return the token from a file or the environment, or None."""
+    from drm_triton.errors import InputError
+
+    if file is None:
+        token = os.environ.get(TOKEN_VARIABLE)
+        where = TOKEN_VARIABLE
+    else:
+        where = f"--token-file {file}"
+        try:
+            token = file.read_text("utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            raise InputError(f"{where}: cannot read the token ({error})") from None
+    if token is not None and (len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
+        raise InputError(
+            f"{where}: a token has at least {MIN_TOKEN} printable ASCII characters and no spaces; make one with "
+            "`openssl rand -hex 32`"
         )
-        try:
-            listener.listen(server.config.backlog)
-        except OSError as error:
-            raise _cannot_listen(host, port, error) from None
-        data = model.interactions
-        _announce(data.user_ids.filter(data.train.degrees() > 0).head(1).to_list(), run, listener)
-        try:
-            server.run(sockets=[listener])
-        except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after a clean shutdown
-            if not server.should_exit:
-                raise
+    return token
+
+
+def _host_names(host: str, given: list[str]) -> tuple[str, ...]:
+    """Return the names that the Host header of a request may have; addresses are always allowed."""
+    return (*given, host, "localhost", socket.gethostname())
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -103,17 +175,18 @@ def _cannot_listen(host: str, port: int, error: OSError) -> "DrmError":
     return InputError(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port")
 
 
-def _announce(example: list[object], run: Path, listener: socket.socket) -> None:
-    """Print the address of the service and an example request; warn if other machines can reach it."""
+def _announce(example: list[object], run: Path, listener: socket.socket, has_token: bool) -> None:
+    """Print the address of the service and an example request; warn if anyone on other machines can use it."""
     host, port = listener.getsockname()[:2]
-    if not ipaddress.ip_address(host.split("%")[0]).is_loopback:
+    if not has_token and not ipaddress.ip_address(host.split("%")[0]).is_loopback:
         print(
-            f"warning: listening on {host}: everyone who can reach this machine can send requests, as there is no "
-            "authentication; put a proxy with authentication in front",
+            f"warning: listening on {host}: everyone who can reach this machine can send requests; give --token-file, "
+            "or put a proxy with authentication in front",
             file=sys.stderr,
         )
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(f"serving {run} at {url} (Ctrl-C to stop)")
     if example:
-        print(f"try: curl '{url}/recommendations?user={quote(str(example[0]), safe='')}&k=10'")
+        header = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if has_token else ""
+        print(f"try: curl '{url}/recommendations?user={quote(str(example[0]), safe='')}&k=10'{header}")
     sys.stdout.flush()

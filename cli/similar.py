@@ -5,7 +5,15 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli.complete import RunArgument
-from drm_triton.cli.output import FormatOption, OutOption, check_output, with_titles, write
+from drm_triton.cli.output import (
+    FormatOption,
+    OutOption,
+    OverwriteOption,
+    QuietOption,
+    check_output,
+    with_titles,
+    write,
+)
 from drm_triton.errors import InputError
 
 
@@ -22,6 +30,8 @@ def similar(
     k: Annotated[int, typer.Option("--k", "-k", help="Number of similar items or users to print for each.")] = 10,
     form: FormatOption = None,
     out: OutOption = None,
+    overwrite: OverwriteOption = True,
+    quiet: QuietOption = False,
 ) -> None:
     """Print the items most similar to an item, or the users most similar to a user, with scores.
 
@@ -36,12 +46,15 @@ def similar(
     """
     if (item is None) == (user is None):
         raise InputError("give either --item ID or --user ID; both may be repeated")
-    form = check_output(form, out)
+    form = check_output(form, out, overwrite)
 
-    from drm_triton.models import load
-    from drm_triton.recommender import FactorRecommender
+    from drm_triton.cli.messages import first_word
 
-    model = load(run)
+    with first_word(quiet):
+        from drm_triton.models import load
+        from drm_triton.recommender import FactorRecommender
+
+        model = load(run)
     if item is not None:
         frame = with_titles(model.similar_items(item, k), model.interactions, "similar")
     elif isinstance(model, FactorRecommender):

@@ -6,48 +6,57 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from drm_triton.cli import complete
-from drm_triton.cli.messages import FlagReporter
+from drm_triton.cli.messages import FlagReporter, first_word, wrapped
 from drm_triton.cli.options import config_options, given, option
+from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
-from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS
+from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS, LogTo
 
 if TYPE_CHECKING:
     from drm_triton.base_config import Config
     from drm_triton.data.dataset import Dataset
     from drm_triton.progress import Reporter
     from drm_triton.recommender import Recommender
-    from drm_triton.training.state import EpochEnd, Progress
+    from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
 
 FILES = "Files and output"
 
 
 @config_options()
 def train(
-    dataset: Annotated[
-        str | None,
-        option(
-            "Prepared data set: a directory, or a name under data/.",
-            FILES,
-            "--dataset",
-            "-d",
-            complete=complete.datasets,
-        ),
+    dataset: complete.DatasetArgument = None,
+    dataset_option: Annotated[
+        str | None, option("The same as DATASET.", FILES, "--dataset", "-d", complete=complete.datasets)
     ] = None,
     model: Annotated[str | None, option(f"Model: {', '.join(CONFIGS)}. [drm]", FILES, complete=complete.models)] = None,
-    run: Annotated[Path | None, option("Run directory. [runs/<dataset>-<time>]", FILES)] = None,
+    run: Annotated[Path | None, option("Run directory. [runs/<dataset>-<time>]", FILES, "--run", "--out", "-o")] = None,
+    overwrite: Annotated[bool, option("Replace an existing run.", FILES, "--overwrite")] = False,
     config: Annotated[Path | None, option("TOML file with options. Flags override it.", FILES)] = None,
     resume: Annotated[Path | None, option("Run directory to continue.", FILES, complete=complete.runs)] = None,
+    from_run: Annotated[
+        Path | None,
+        option(
+            "Run or saved model to update with the interactions, users and items of the data set. Its options hold, "
+            "and --epochs is the number of epochs of the update. [15 % of the training]",
+            FILES,
+            "--from",
+            complete=complete.runs,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         option("Print the configuration, the memory estimate and the sizes of the data, and exit.", FILES, "--dry-run"),
     ] = False,
+    log: Annotated[LogTo | None, option("Also log each epoch to this service.", FILES)] = None,
     quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
     **options: Any,
@@ -56,75 +65,154 @@ def train(
 
     Examples:
 
-      drm-triton train --dataset melon
+      drm-triton train melon
 
-      drm-triton train -d data/ratings --score l2 --factors 128 --run runs/l2
+      drm-triton train data/ratings --score l2 --factors 128 --out runs/l2
 
-      drm-triton train -d melon --model ease --regularization 300
+      drm-triton train melon --model ease --regularization 300
 
       drm-triton train --resume runs/l2
-    """
-    from drm_triton.models import model_class
 
-    data, settings, place = _resolve(dataset, model, run, config, resume, given(options))
-    untrained = model_class(settings.model)(settings)
+      drm-triton train data/ratings-new --from runs/l2 --out runs/l2-new
+
+    At Ctrl-C and at SIGTERM, training is saved and stops with exit code 130 or 143.
+    """
+    reporter = FlagReporter(quiet=quiet or as_json or dry_run)
+    if from_run is not None:
+        if config is not None or resume is not None:
+            raise InputError("`from_run` uses the options of the run; leave out `config` and `resume`")
+        name = complete.required_dataset(dataset, dataset_option)
+        _update(from_run, name, model, run, overwrite, given(options), dry_run, reporter, as_json, log)
+        return
+    with first_word(reporter.quiet):
+        data, settings, place = _resolve(dataset, dataset_option, model, run, overwrite, config, resume, given(options))
+    reporter.line(f"{settings.model} on {sizes_of(data)}")
+    reporter.line(f"run directory {place}")
+    with first_word(reporter.quiet):
+        from drm_triton.models import model_class
+
+        untrained = model_class(settings.model)(settings)
     if dry_run:
         _print_plan(data, untrained, as_json)
         return
     show_training(
-        lambda display, reporter: untrained.fit(
-            data, [display.epoch_end], place, resume is not None, display.batch_end, reporter
+        lambda callbacks, on_batch: untrained.fit(
+            data, callbacks, place, resume is not None, on_batch, reporter, overwrite=overwrite
         ),
         settings,
-        f"{data!r}; run directory {place}",
         place,
-        quiet,
+        reporter,
         as_json,
+        log,
+    )
+
+
+def _update(
+    from_run: Path,
+    dataset: str,
+    model: str | None,
+    run: Path | None,
+    overwrite: bool,
+    options: dict[str, Any],
+    dry_run: bool,
+    reporter: "Reporter",
+    as_json: bool,
+    log: LogTo | None,
+) -> None:
+    """Train a model on from an old one."""
+    with first_word(reporter.quiet):
+        from drm_triton.data import find_dataset
+        from drm_triton.data.dataset import Dataset
+        from drm_triton.models import load
+        from drm_triton.training.warm_start import FIXED
+
+        source, path = load(from_run), find_dataset(dataset)
+        data, place = Dataset.load(path), run or new_run(path)
+    fixed = [name for name in FIXED if name in options]
+    if model not in (None, source.config.model):
+        fixed.append("model")
+    if fixed:
+        named = ", ".join(f"`{name}`" for name in fixed)
+        raise InputError(f"{from_run}: an update cannot change {named}; train a new model")
+    epochs = options.pop("epochs", None)
+    source.set_params(**options)
+    reporter.line(f"{source.config.model} from {from_run} on {sizes_of(data)}")
+    reporter.line(f"run directory {place}")
+    if dry_run:
+        _print_plan(data, source, as_json)
+        return
+    show_training(
+        lambda callbacks, on_batch: source.partial_fit(
+            data, epochs, callbacks, place, on_batch, reporter, overwrite=overwrite
+        ),
+        source.config,
+        place,
+        reporter,
+        as_json,
+        log,
     )
 
 
 def show_training(
-    fit: "Callable[[Display, Reporter], object]",
+    fit: "Callable[[Sequence[EpochCallback], BatchCallback], object]",
     settings: "Config",
-    header: str,
     place: Path,
-    quiet: bool,
+    reporter: "Reporter",
     as_json: bool,
+    log: LogTo | None = None,
 ) -> None:
-    """Train with progress, stop at Ctrl-C, and print the result.
+    """Train, stop at a signal, and print the result.
 
     Parameters
     ----------
-    fit : trains with the callbacks of a display
+    fit : trains with these callbacks of epochs and batches
     settings : the options of the training
-    header : first line
     place : the run directory
-    quiet, as_json : see `train`
+    reporter : prints warnings
+    as_json, log : see `train`
     """
+    from drm_triton.hooks import hook
     from drm_triton.training.run import best_record, read_metrics
 
-    reporter = FlagReporter(quiet=quiet or as_json)
-    display = Display(reporter, settings, header)
-    with stop_on_interrupt(display), warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: reporter.line(f"warning: {message}")
-        fit(display, reporter)
+    with Interrupt(reporter) as interrupt, ExitStack() as stack, warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: reporter.line(wrapped(f"warning: {message}"))
+        callbacks: list[EpochCallback] = [interrupt.epoch_end]
+        if log is not None:
+            callbacks.append(stack.enter_context(hook(log, place, settings)))
+        fit(callbacks, interrupt.batch_end)
     records = read_metrics(place)  # of all epochs, also those before a resume
-    best = {k: v for k, v in best_record(records, settings.monitor).items() if k.startswith("valid/")}
-    if display.interrupted:  # printed even if quiet: otherwise the work would seem lost
+    found = best_record(records, settings.monitor)
+    best = {k: v for k, v in found.items() if k.startswith("valid/")}
+    if interrupt.signal:  # printed even if quiet: otherwise the work would seem lost
         again = shlex.join(["drm-triton", "train", "--resume", str(place)])
         print(f"stopped; continue with: {again}", file=sys.stderr)
     if as_json:
         epochs = records[-1]["epoch"] if records else 0
-        print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": display.interrupted, **best}))
-    elif not display.interrupted:
-        metrics = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE_METRICS if name in best)
-        print(f"trained {place}" + (f" (best epoch: {metrics})" if metrics else ""))
+        print(json.dumps({"run": str(place), "epochs": epochs, "interrupted": bool(interrupt.signal), **best}))
+    elif not interrupt.signal:
+        print(f"trained {place}")
+        if best:
+            metrics = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE_METRICS if name in best)
+            print(f"best epoch {found['epoch']}: {metrics}")
+    if interrupt.signal:
+        raise typer.Exit(128 + interrupt.signal)
+
+
+def sizes_of(data: "Dataset") -> str:
+    """Return the name and the sizes of a data set.
+
+    The name of the directory, not its whole path, so that the line is short.
+    """
+    name = f"{data.path.absolute().name}: " if data.path else ""
+    return f"{name}{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
 
 
 def _resolve(
     dataset: str | None,
+    dataset_option: str | None,
     model: str | None,
     run: Path | None,
+    overwrite: bool,
     config: Path | None,
     resume: Path | None,
     options: dict[str, Any],
@@ -132,23 +220,30 @@ def _resolve(
     """Return the data set, the configuration and the run directory."""
     from drm_triton.data import find_dataset
     from drm_triton.data.dataset import Dataset
-    from drm_triton.errors import InputError
-    from drm_triton.training.run import check_resumable, dataset_of, existing
 
     if resume is not None:
-        if run is not None or config is not None:
-            raise InputError("`resume` uses the directory and configuration of the run; leave out `run` and `config`")
+        from drm_triton.training.run import check_resumable, dataset_of, existing
+
+        if run is not None or config is not None or overwrite:
+            raise InputError(
+                "`resume` uses the directory and configuration of the run; leave out `run`, `config` and `overwrite`"
+            )
         stored = existing(resume) / "config.toml"
         settings = chosen_config(model, stored).from_toml(stored, options)
         check_resumable(resume, settings, list(options))
-        return dataset_of(resume, find_dataset(dataset) if dataset else None), settings, resume
-    if dataset is None:
-        raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
+        given_dataset = complete.either(dataset, dataset_option, "dataset")
+        return dataset_of(resume, find_dataset(given_dataset) if given_dataset else None), settings, resume
+    name = complete.required_dataset(dataset, dataset_option)
     kind = chosen_config(model, config)
     settings = kind.from_toml(config, options) if config else kind.from_mapping(options)
-    path = find_dataset(dataset)
+    path = find_dataset(name)
     data = Dataset.load(path)
-    return data, settings, run or Path("runs") / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return data, settings, run or new_run(path)
+
+
+def new_run(dataset: Path) -> Path:
+    """Return the default directory of a new run."""
+    return Path("runs") / f"{dataset.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def chosen_config(model: str | None, file: Path | None) -> "type[Config]":
@@ -181,58 +276,35 @@ def _print_plan(data: "Dataset", model: "Recommender[Any]", as_json: bool) -> No
         print(f"# {name}: {size:,}")
 
 
-class Display:
-    """Progress of a training: a bar for the current epoch, and a line for each finished epoch."""
+class Interrupt:
+    """Ends a training after the current batch at the first Ctrl-C or SIGTERM, and immediately at the second.
 
-    def __init__(self, reporter: Any, settings: "Config", header: str) -> None:
-        self.reporter, self.settings, self.header = reporter, settings, header
-        self.interrupted = False
-        self._step: Any = None
+    A service manager or a batch system sends SIGTERM before it kills. The command then exits with 128 + the signal.
+    """
+
+    def __init__(self, reporter: "Reporter") -> None:
+        self.reporter = reporter
+        self.signal = 0  # number of the signal that asked to stop
+        self._before: dict[int, Any] = {}
 
     def batch_end(self, state: "Progress", n_lists: int) -> bool:
-        """Advance the bar. Return True if the user has pressed Ctrl-C."""
-        if self.header:
-            self.reporter.line(self.header)
-            self.header = ""
-        if self._step is None:
-            title = f"epoch {state.epoch + 1}/{self.settings.last_epoch}"
-            self._step = self.reporter.step(title, total=n_lists, unit="lists").__enter__()
-        self._step.advance(state.position - self._step.done)
-        if self.interrupted:
-            self._step.__exit__(KeyboardInterrupt, None, None)
-        return self.interrupted
+        """Return whether to stop."""
+        return self.signal > 0
 
     def epoch_end(self, end: "EpochEnd") -> bool:
-        """Print the line of the epoch."""
-        record = end.record
-        parts = [f"loss {record['loss']:.4f}"] if "loss" in record else []
-        if "lists_per_second" in record:
-            parts.append(f"{record['lists_per_second']:,.0f} lists/s")
-        left = (self.settings.last_epoch - record["epoch"]) * record["seconds"]
-        if left:
-            parts.append(f"{left:.0f} s left")
-        name = f"valid/{self.settings.monitor}"
-        if name in record:
-            parts.append(f"{name} {record[name]:.4f}")
-            parts.append(f"best {end.state.best:.4f} (epoch {end.state.best_epoch})")
-        self._step.note(", ".join(parts))
-        self._step.__exit__(None, None, None)
-        self._step = None
-        return self.interrupted
+        """Return whether to stop."""
+        return self.signal > 0
 
+    def __enter__(self) -> "Interrupt":
+        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-@contextmanager
-def stop_on_interrupt(display: Display) -> Iterator[None]:
-    """Stop the training after the current batch at the first Ctrl-C, and immediately at the second."""
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        if display.interrupted:
-            raise KeyboardInterrupt
-        display.interrupted = True
-        display.reporter.line("stopping soon (press Ctrl-C again to stop immediately)")
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            sys.exit(128 + number)
+        self.signal = number
+        self.reporter.line("stopping soon (press Ctrl-C again to stop immediately)")

@@ -10,9 +10,9 @@ import typer
 
 from drm_triton.base_config import overridden
 from drm_triton.cli import complete
-from drm_triton.cli.messages import FlagReporter
+from drm_triton.cli.messages import FlagReporter, first_word
 from drm_triton.cli.options import FIELDS, config_options, given, option
-from drm_triton.cli.train import FILES, chosen_config
+from drm_triton.cli.train import FILES, chosen_config, sizes_of
 from drm_triton.config import TrainConfig
 from drm_triton.models.configs import CONFIGS
 from drm_triton.options import declaration
@@ -27,18 +27,15 @@ SEARCHED = tuple(name for name, field in FIELDS.items() if declaration(field).se
 @config_options("objective", "backend", "threads", panel=FIXED)
 @config_options(*SEARCHED, panel=FIXED, show_defaults=False)
 def tune(
-    dataset: Annotated[
-        str | None,
-        option(
-            "Prepared data set: a directory, or a name under data/.",
-            FILES,
-            "--dataset",
-            "-d",
-            complete=complete.datasets,
-        ),
+    dataset: complete.DatasetArgument = None,
+    dataset_option: Annotated[
+        str | None, option("The same as DATASET.", FILES, "--dataset", "-d", complete=complete.datasets)
     ] = None,
     model: Annotated[str | None, option(f"Model: {', '.join(CONFIGS)}. [drm]", FILES, complete=complete.models)] = None,
-    study: Annotated[Path | None, option("Directory of the study. [studies/<dataset>]", FILES)] = None,
+    study: Annotated[
+        Path | None, option("Directory of the study. [studies/<dataset>]", FILES, "--study", "--out", "-o")
+    ] = None,
+    overwrite: Annotated[bool, option("Discard the finished trials of the study.", FILES, "--overwrite")] = False,
     config: Annotated[Path | None, option("TOML file with options to fix. Flags override it.", FILES)] = None,
     quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
@@ -67,19 +64,20 @@ def tune(
 
     Examples:
 
-      drm-triton tune --dataset melon
+      drm-triton tune melon
 
-      drm-triton tune -d melon --objective hinge+drm --trials 40 --study studies/drm
+      drm-triton tune melon --objective hinge+drm --trials 40 --out studies/drm
 
-      drm-triton train -d melon --config studies/melon/best.toml
+      drm-triton train melon --config studies/melon/best.toml
     """
-    from drm_triton.data import find_dataset
-    from drm_triton.data.dataset import Dataset
-    from drm_triton.errors import DrmError, InputError
-    from drm_triton.training.tune import Study, check_seconds, checked_space
+    dataset = complete.required_dataset(dataset, dataset_option)
+    with first_word(quiet or as_json):
+        from drm_triton import atomic
+        from drm_triton.data import find_dataset
+        from drm_triton.data.dataset import Dataset
+        from drm_triton.errors import DrmError
+        from drm_triton.training.tune import Study, check_seconds, checked_space
 
-    if dataset is None:
-        raise InputError("`dataset` is missing: give the name or path of a prepared data set (drm-triton prepare)")
     check_seconds(seconds)
     flags = given({"monitor": monitor, "seed": seed, **options})
     kind = chosen_config(model, config)
@@ -92,11 +90,15 @@ def tune(
     searched = checked_space(kind.read_toml(space) if space else base.search_space(), fixed, kind, space or "")
     place = find_dataset(dataset)
     data = Dataset.load(place)
-    found = Study(study or Path("studies") / place.absolute().name, data, searched, fixed, kind.model)
+    directory = study or Path("studies") / place.absolute().name
+    if overwrite:
+        atomic.discard_directory(directory, marker="trials.csv")
+    found = Study(directory, data, searched, fixed, kind.model)
 
     reporter = FlagReporter(quiet=quiet or as_json)
-    reporter.line(f"{data!r}; study directory {found.path}")
-    reporter.line(f"{trials} trials ({len(found.records)} finished), trained on train, to maximise {found.metric} over")
+    reporter.line(f"{kind.model} on {sizes_of(data)}")
+    reporter.line(f"study directory {found.path}")
+    reporter.line(f"{trials} trials ({len(found.records)} finished), to maximise {found.metric} over")
     for name, values in found.space.items():
         reporter.line(f"  {name}: {', '.join(map(str, values))}")
     interrupted = False
@@ -109,8 +111,7 @@ def tune(
         raise DrmError(
             f"every trial failed, the first because {found.records[0]['error']}; see {found.path}/trials.csv"
         )
-    train = ["drm-triton", "train", "--config", f"{found.path}/best.toml", "--dataset", dataset]
-    train += ["--fit-on", "train+valid"]
+    train = ["drm-triton", "train", dataset, "--config", f"{found.path}/best.toml", "--fit-on", "train+valid"]
     if as_json:
         result = {"study": str(found.path), "metric": found.base.monitor, "trials": len(found.records)}
         result |= {"failed": len(found.records) - len(found.ranked), "finished": not left, "interrupted": interrupted}
@@ -127,12 +128,12 @@ def tune(
 
 
 def _print_best(study: "Study", count: int = 5) -> None:
-    """Print a table of the best trials."""
-    rows = [["trial", study.metric, "epoch", "seconds", *study.space]]
+    """Print a table of the best trials, one in each column: with many options, rows would be too long."""
+    columns = [["trial", study.metric, "best epoch", "seconds", *study.space]]
     for record in study.ranked[:count]:
         numbers = [f"{record['number']}", f"{record[study.metric]:.4f}", f"{record['best_epoch']}"]
         options = ["default" if record[name] is None else f"{record[name]}" for name in study.space]
-        rows.append([*numbers, f"{record['seconds']:.1f}", *options])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        columns.append([*numbers, f"{record['seconds']:.1f}", *options])
+    label, *widths = (max(map(len, column)) for column in columns)
+    for title, *cells in zip(*columns, strict=True):
+        print(title.ljust(label), *(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)), sep="  ")

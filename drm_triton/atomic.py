@@ -2,22 +2,31 @@
 
 The content is written to a temporary sibling, flushed to disk, and renamed. A reader, or a process that is killed at
 any moment, finds the old content or the new one. A temporary sibling of NAME is called `.NAME.XXXXXXXX.partial`; only a
-process that is killed without warning leaves one behind.
+process that is killed without warning leaves one behind. The next that writes NAME removes it: a directory at once,
+because its lock is free, and a file after an hour.
 """
 
+import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from drm_triton.errors import DrmError, InputError
+from drm_triton.lock import locked
 
 PARTIAL = ".partial"  # suffix of temporary siblings
+ASIDE = ".old"  # suffix of the directory where an old one waits, if the system cannot exchange two
+
+STALE = 3600  # seconds after which a temporary file that nobody wrote to is that of a killed process
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -76,6 +85,7 @@ def write_file(path: str | Path, write: Callable[[Path], object], parents: bool 
         _check_regular(target, path)
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
+        _clean(target)
         # Not created by `tempfile`: its files are private, and this one needs the mode of any new file.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = temporary.stat().st_mode
@@ -137,6 +147,7 @@ def check_directory(path: str | Path, overwrite: bool = False, marker: str | Non
     """
     try:
         place = Path(os.path.realpath(path))
+        _recover(place)
         taken = os.path.lexists(place)
         if taken and not overwrite:
             raise InputError(
@@ -147,6 +158,14 @@ def check_directory(path: str | Path, overwrite: bool = False, marker: str | Non
                 f"{path} exists and was not made by this program, so `overwrite` does not replace it; "
                 "give another directory"
             )
+        if taken and _is_fixed(place):
+            if not is_empty(place):
+                raise InputError(
+                    f"cannot replace {path}: it is a mount point, or its parent is not writable; remove what it "
+                    "contains, or give another directory"
+                )
+            if os.access(place, os.W_OK | os.X_OK):
+                return place
         parent = place.parent
         while not parent.exists():
             parent = parent.parent
@@ -158,15 +177,22 @@ def check_directory(path: str | Path, overwrite: bool = False, marker: str | Non
 
 
 @contextmanager
-def directory(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
+def directory(
+    path: str | Path, overwrite: bool = False, marker: str | None = None, last: str | None = None
+) -> Iterator[Path]:
     """Write a directory atomically.
 
     Yield a temporary sibling of `path`, which takes its place when the block ends. If the block raises, the temporary
     directory is removed and an old directory is unchanged. Missing parent directories are created.
 
+    An empty directory that cannot be renamed, because it is a mount point or its parent is not writable, is filled: the
+    temporary directory is within it, and its entries move up one by one, `last` at the end. A process that is killed
+    between these moves leaves entries without `last`.
+
     Parameters
     ----------
     path, overwrite, marker : see `check_directory`, which runs at the start and again before the rename
+    last : name of the file by which readers recognise the directory; by default `marker`
 
     Raises
     ------
@@ -174,17 +200,23 @@ def directory(path: str | Path, overwrite: bool = False, marker: str | None = No
         If the path is taken, or if it cannot be written.
     """
     place = check_directory(path, overwrite, marker)
-    temporary = _sibling(place)
+    temporary, handle = place, None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
+        fixed = place.exists() and _is_fixed(place)
+        if not fixed:
+            _clean(place)
+        temporary, handle = _temporary_directory(place / place.name if fixed else place)
         yield temporary
         for file in temporary.rglob("*"):
             _flush(file)
         _flush(temporary)
-        check_directory(place, overwrite, marker)  # again: the block may have taken hours
-        _swap(temporary, place, overwrite)
-        _flush(place.parent)
+        if fixed:
+            _fill(place, temporary, last or marker)
+        else:
+            check_directory(place, overwrite, marker)  # again: the block may have taken hours
+            _swap(temporary, place, overwrite)
+            _flush(place.parent)
     except DrmError:
         raise
     except Exception as error:
@@ -196,24 +228,81 @@ def directory(path: str | Path, overwrite: bool = False, marker: str | None = No
         raise InputError(
             f"cannot write {path}: {reason}; nothing was left behind; {advice} or give another directory"
         ) from error
-    finally:  # after a success it no longer exists; after a failure or Ctrl-C it must not stay
-        shutil.rmtree(temporary, ignore_errors=True)
+    finally:  # after a success it no longer exists, or it is the old one; after a failure or Ctrl-C it must not stay
+        if temporary != place:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _temporary_directory(place: Path) -> tuple[Path, int | None]:
+    """Create a temporary sibling of a directory. Return it with the handle of its lock, None without one."""
+    while True:
+        temporary = _sibling(place)
+        temporary.mkdir()
+        handle = locked(temporary)
+        if temporary.exists():  # a process that cleans up may have taken it before it was locked
+            return temporary, handle
+        if handle is not None:
+            os.close(handle)
+
+
+def discard_directory(path: str | Path, marker: str) -> None:
+    """Remove a directory that `overwrite` may replace, if it exists. See `check_directory`."""
+    place = check_directory(path, overwrite=True, marker=marker)
+    if place.exists():
+        doomed = _sibling(place)
+        place.rename(doomed)  # first, so that it disappears at once
+        shutil.rmtree(doomed)
 
 
 def _replaceable(place: Path, marker: str | None) -> bool:
     """Return whether `place` is an empty directory or one with the marker of this program."""
     if marker is not None and (place / marker).is_file():
         return True
-    return place.is_dir() and not any(place.iterdir())
+    return place.is_dir() and is_empty(place)
+
+
+def is_empty(place: Path) -> bool:
+    """Return whether a directory is empty, or contains only what a file system has at its mount point."""
+    return not {entry.name for entry in place.iterdir()} - ({"lost+found"} if os.path.ismount(place) else set())
+
+
+def _is_fixed(place: Path) -> bool:
+    """Return whether an existing directory cannot be renamed."""
+    return os.path.ismount(place) or not os.access(place.parent, os.W_OK | os.X_OK)
+
+
+def _fill(place: Path, temporary: Path, last: str | None) -> None:
+    """Move what is in `temporary` to its parent, which must be empty besides, `last` at the end."""
+    if {entry.name for entry in place.iterdir()} - {temporary.name, "lost+found"}:
+        raise InputError(f"{place} exists and is no longer empty; give another directory")
+    moved: list[Path] = []
+    try:
+        for entry in sorted(temporary.iterdir(), key=lambda entry: entry.name == last):
+            entry.rename(place / entry.name)
+            moved.append(place / entry.name)
+    except BaseException:
+        for entry in reversed(moved):
+            entry.rename(temporary / entry.name)
+        raise
+    _flush(place)
 
 
 def _swap(temporary: Path, place: Path, overwrite: bool) -> None:
-    """Rename `temporary` to `place`. With `overwrite`, an old directory moves aside first; a failure restores it."""
+    """Rename `temporary` to `place`. With `overwrite`, an old directory is at `temporary` or gone afterwards.
+
+    Without a system call that exchanges both, the old directory moves aside first. A failure restores it, and after a
+    kill between the two renames `_recover` does.
+    """
     if not (overwrite and place.exists()):
         temporary.rename(place)  # fails if `place` is a file or a directory that is not empty
         return
-    aside = _sibling(place, ".old")
+    if _exchange(temporary, place):
+        return
+    aside = _sibling(place, ASIDE)
     aside.mkdir()
+    handle = locked(aside)
     old = aside / "old"
     place.rename(old)
     try:
@@ -223,6 +312,33 @@ def _swap(temporary: Path, place: Path, overwrite: bool) -> None:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two directories in one step. Return False where the system or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _recover(place: Path) -> None:
+    """Put back an old directory that a process moved aside before it was killed."""
+    for aside in _leftovers(place):
+        if aside.name.endswith(ASIDE) and (aside / "old").is_dir() and not os.path.lexists(place):
+            handle = locked(aside)
+            if handle is not None:
+                (aside / "old").rename(place)
+                shutil.rmtree(aside, ignore_errors=True)
+                os.close(handle)
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
@@ -232,6 +348,28 @@ def _sibling(path: Path, suffix: str = PARTIAL) -> Path:
     """Return a new temporary name beside `path`."""
     # A long name is cut, so that the temporary name is not longer than the file system allows.
     return path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}{suffix}")
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """Return the temporary siblings of `path` that exist, those of living processes too."""
+    pattern = re.compile(rf"\.{re.escape(path.name[:50])}\.[0-9a-f]{{8}}({re.escape(PARTIAL)}|{re.escape(ASIDE)})")
+    try:
+        return [path.with_name(name) for name in os.listdir(path.parent) if pattern.fullmatch(name)]
+    except OSError:
+        return []
+
+
+def _clean(path: Path) -> None:
+    """Remove the temporary siblings of `path` that killed processes left."""
+    for left in _leftovers(path):
+        with suppress(OSError):
+            if left.is_dir():
+                handle = locked(left)
+                if handle is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(handle)
+            elif time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
 
 
 def _check_regular(target: Path, path: str | Path, advice: str = "give another file") -> None:

@@ -18,6 +18,7 @@ else:
     import tomli as tomllib
 
 MAX_CUT_OFF = 1000  # of `monitor`, and of the metrics that `evaluate` prints
+CUT_OFF = re.compile("[1-9][0-9]{0,3}")  # digits of other scripts are numbers to Python, but no names of metrics
 MODEL, LISTS, LOSS, TRAINING = "Model", "Lists", "Loss", "Training"  # groups of options
 
 C = TypeVar("C", bound="Config")
@@ -40,7 +41,7 @@ class Config:
         for field in self.fields().values():
             object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))  # frozen: no assignment
         name, _, cut_off = self.monitor.partition("@")
-        if name not in METRICS or not cut_off.isdecimal() or not 1 <= int(cut_off) <= MAX_CUT_OFF:
+        if name not in METRICS or not CUT_OFF.fullmatch(cut_off) or int(cut_off) > MAX_CUT_OFF:
             raise InputError(
                 f"`monitor` must be a metric such as ndcg@10 ({', '.join(METRICS)}; cut-off from 1 to {MAX_CUT_OFF}), "
                 f"got {self.monitor!r}"
@@ -199,7 +200,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such configuration file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 

@@ -13,6 +13,7 @@ from drm_triton.names import (
     MAX_FLOAT32,
     MAX_INT32,
     MAX_SEED,
+    MAX_THREADS,
     TAU_RANGE,
     BackendChoice,
     CovForm,
@@ -247,7 +248,7 @@ class TrainConfig(Config):
     backend: BackendChoice = option(
         "auto", "Implementation of the kernels. auto uses triton if there is a GPU, and cpu otherwise.", TRAINING
     )
-    threads: int | None = option(None, "Number of CPU threads.", TRAINING, least=1, most=MAX_INT32, unset="all cores")
+    threads: int | None = option(None, "Number of CPU threads.", TRAINING, least=1, most=MAX_THREADS, unset="all cores")
     eval_every: int = option(1, "Number of epochs between validations. 0 disables validation.", TRAINING, least=0)
     patience: int = option(
         0, "Stop after this many validations without improvement. 0 disables early stopping.", TRAINING, least=0

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from drm_triton.config import TrainConfig
     from drm_triton.kernels.protocol import Backend
 
-EXTRAS = {"faiss": ("faiss",), "hnswlib": ("hnswlib",), "serve": ("fastapi", "uvicorn")}
+EXTRAS = {
+    "faiss": ("faiss",),
+    "hnswlib": ("hnswlib",),
+    "mlflow": ("mlflow",),
+    "serve": ("fastapi", "uvicorn"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
 TIMEOUT = 300  # seconds for one child process, which may have to compile the CPU kernels
 FINE = ("no error", "not installed")  # what `deep.sanitize` says of a tool that found nothing
 TOLERANCE = 1e-4  # for float32 factors and scores of magnitude 1 against float64

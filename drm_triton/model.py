@@ -34,6 +34,7 @@ from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unva
 from drm_triton.training.run import Stored
 from drm_triton.training.state import BatchCallback, EpochCallback, State
 from drm_triton.training.step import smaller_steps
+from drm_triton.training.warm_start import Known, list_state
 from drm_triton.training.weights import require_weights
 
 P = ParamSpec("P")
@@ -170,6 +171,7 @@ class DRM(FactorRecommender[TrainConfig]):
     """
 
     Config = TrainConfig
+    optimiser_state = True
 
     @_explain_keywords
     def __init__(
@@ -282,7 +284,7 @@ class DRM(FactorRecommender[TrainConfig]):
     ) -> State:
         """Train, from the beginning or from a stored checkpoint, and return the final state."""
         backend, device = self.backend()
-        with reporter.step("load the kernels (compiled at first use)"):
+        with reporter.step("load the kernels"):
             self.warm_up()
         state = initial_state(self.config, fit, device) if stored is None else State.of_checkpoint(*stored)
         state = state.to(device, table_type(self.config.precision, backend.name))
@@ -290,6 +292,10 @@ class DRM(FactorRecommender[TrainConfig]):
         if state.position:  # stopped within an epoch
             check_factors(state, self.config)
         return state
+
+    def updated_state(self, old: Tensors, known: Known, fit: CSR) -> State:
+        """Return the state before the first epoch of an update."""
+        return list_state(old, known, fit, self.config, *self.backend())
 
     def learned(self, tensors: Tensors) -> Tensors:
         """Return the factors as float32, without Adagrad's sums."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,18 +26,22 @@ from drm_triton.base_config import Config
 from drm_triton.data.conditions import Condition
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.frames import is_pandas, to_pandas
+from drm_triton.data.ids import named
+from drm_triton.data.unite import united
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import use_backend
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score, Unknown
 from drm_triton.options import ALIASES
-from drm_triton.progress import SILENT, Reporter
+from drm_triton.progress import Reporter
+from drm_triton.ranking.cold import Vectors, flag_cold, with_cold_rows
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.item_index import ROWS, ItemIndex, ItemWeights
+from drm_triton.ranking.known_first import Index, known_first
 from drm_triton.ranking.per_user import PerUser, is_per_user
 from drm_triton.ranking.recommend import (
-    Index,
     Queries,
     candidate_items,
     check_k,
@@ -46,12 +52,14 @@ from drm_triton.ranking.recommend import (
     recommendation_frames,
     similar_frame,
 )
-from drm_triton.ranking.rules import AnyIndex, Rules
+from drm_triton.ranking.rules import Rules
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex, similarity_vectors
 from drm_triton.training import checkpoint
-from drm_triton.training.loop import interactions_to_fit
+from drm_triton.training.display import Display, announced_compilation
+from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.run import Run, Stored, checkpoint_directory, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress
+from drm_triton.training.warm_start import Known, WarmStart, update_epochs, warn_of_leaks
 
 Ids = Sequence[Any] | pl.Series | NDArray[Any]  # external ids
 Histories = Mapping[Any, Ids] | Sequence[Ids] | pl.DataFrame  # the items of each new user
@@ -75,12 +83,15 @@ class Recommender(ABC, Generic[C]):
 
     Config: ClassVar[type[Config]]
     deterministic: ClassVar[bool] = False  # whether the seed has no effect
+    optimiser_state: ClassVar[bool] = False  # whether training keeps Adagrad's sums
 
     def __init__(self, config: C) -> None:
         self.config = config
         self._tensors: Tensors | None = None  # what was learned
         self._interactions: Dataset | None = None
         self._epoch: int | None = None
+        self._pandas = False  # whether it was fitted on a pandas frame
+        self._place: Path | None = None  # the directory that the model was loaded from
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config.changed().items())
@@ -93,8 +104,8 @@ class Recommender(ABC, Generic[C]):
     def set_params(self: R, **options: Any) -> R:
         """Change options, as estimators of scikit-learn do. What was learned stays until the next `fit`."""
         self.config.check_names(options)
-        named = {ALIASES.get(name, name): value for name, value in options.items()}
-        self.config = dataclasses.replace(self.config, **named)
+        by_name = {ALIASES.get(name, name): value for name, value in options.items()}
+        self.config = dataclasses.replace(self.config, **by_name)
         return self
 
     # -- what a kind of model defines ----------------------------------------------------------------------------
@@ -150,6 +161,17 @@ class Recommender(ABC, Generic[C]):
     def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
         """Return the bytes that training holds, by purpose."""
 
+    def updated_state(self, old: Tensors, known: Known, fit: CSR) -> Progress | None:
+        """Return the state before the first epoch of an update, or None if the model has to be trained anew.
+
+        Parameters
+        ----------
+        old : what this model has learned, with the state of the optimiser if it is known
+        known : which users and items this model knows
+        fit : the interactions to train on
+        """
+        return None
+
     def learned(self, tensors: Tensors) -> Tensors:
         """Return what a fitted model needs of the tensors of a training state."""
         return tensors
@@ -173,7 +195,9 @@ class Recommender(ABC, Generic[C]):
         run: str | Path | None = None,
         resume: bool = False,
         on_batch: BatchCallback | None = None,
-        reporter: Reporter = SILENT,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
     ) -> R:
         """Train on a data set, or on all interactions of a table or a matrix.
 
@@ -187,7 +211,9 @@ class Recommender(ABC, Generic[C]):
         run : directory for the configuration, metrics and checkpoints; None writes nothing
         resume : continue the training in `run` from its last checkpoint
         on_batch : called with (state, lists in an epoch) after each step; returning True ends the training
-        reporter : shows progress while the kernels are loaded
+        reporter : shows the progress, in place of the one that `progress` chooses
+        progress : show the epochs in a table; None shows them on a terminal and in a notebook
+        overwrite : replace the run that is in `run`
 
         Returns
         -------
@@ -195,28 +221,126 @@ class Recommender(ABC, Generic[C]):
         """
         if resume and run is None:
             raise InputError(f"{type(self).__name__}.fit: `resume` needs `run`, the directory of the run to continue")
+        self._pandas = is_pandas(dataset)
         dataset = Dataset.of(dataset, weighted=self.config.weighted)
+        return self._fit(dataset, None, callbacks, run, resume, on_batch, reporter, progress, overwrite)
+
+    def partial_fit(
+        self: R,
+        interactions: Interactions,
+        epochs: int | None = None,
+        callbacks: Iterable[EpochCallback] = (),
+        run: str | Path | None = None,
+        on_batch: BatchCallback | None = None,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
+    ) -> R:
+        """Update this model with new interactions, users and items: train on from what it has learned.
+
+        Known users and items start from their vectors, new ones are folded in, and a few epochs on all interactions
+        follow; docs/updating.md has the details. A model without vectors of users and items is trained anew.
+
+        Parameters
+        ----------
+        interactions : Dataset, polars or pandas DataFrame, or scipy sparse matrix
+            Of a `Dataset`, which holds old and new interactions, the model learns from the part that `fit_on` names.
+            Its codes may differ from those of the model. A table or a matrix has new interactions only. They join those
+            that the model keeps, and the model learns from all of them, also from those that were held out.
+        epochs : int, optional
+            Number of epochs, at most those of the training. They count as the last ones of the training. Default: 15 %
+            of the training.
+        callbacks, run, on_batch, reporter, progress, overwrite : see `fit`
+            `fit` with `resume` also resumes the run of an update.
+
+        Examples
+        --------
+        >>> from drm_triton import DRM
+        >>> frame = pl.DataFrame({"user": ["ann", "ann", "bob", "bob", "cy"], "item": ["x", "y", "x", "y", "x"]})
+        >>> model = DRM(factors=4, epochs=3).fit(frame)
+        >>> model = model.partial_fit(pl.DataFrame({"user": ["dora", "ann"], "item": ["x", "z"]}))
+        >>> model.recommend(["dora"], k=1)["item"].to_list()
+        ['y']
+        """
+        if not isinstance(interactions, Dataset):
+            if self.config.weighted:
+                raise InputError(
+                    f"{type(self).__name__}.partial_fit: a model keeps no weights of interactions; give a Dataset with "
+                    "the old and the new interactions"
+                )
+            interactions = united(self.interactions, Dataset.of(interactions))
+        n_epochs = update_epochs(self.config, epochs)
+        return self._fit(interactions, n_epochs, callbacks, run, False, on_batch, reporter, progress, overwrite)
+
+    def _fit(
+        self: R,
+        dataset: Dataset,
+        update: int | None,
+        callbacks: Iterable[EpochCallback],
+        run: str | Path | None,
+        resume: bool,
+        on_batch: BatchCallback | None,
+        reporter: Reporter | None,
+        progress: bool | None,
+        overwrite: bool,
+    ) -> R:
+        """Train; `update` is the number of epochs if the training starts from what this model has learned."""
         self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         self.check_fit(dataset, fit)
+        reporter = reporter or Reporter.wanted(progress)
         keeper: Run | _Best
-        stored = None
+        start = None if update is None else self._warm_start(dataset, fit, update, reporter)
+        stored = None if start is None or start.state is None else (start.state.tensors(), start.state.counters())
         if run is None:
             keeper = _Best(self.learned)
         elif resume:
             keeper, stored = Run.open(run, dataset, self.config)
         else:
-            keeper = Run.create(run, self.config, dataset, fit)
-        state = self.train(stored, dataset, fit, [*callbacks, keeper], on_batch, reporter)
-        if isinstance(keeper, Run):
-            if state.position:  # stopped within an epoch
-                keeper.save(state)
-            keeper.draw_curves()
-            return self._become(type(self).load(keeper.path))
+            keeper = Run.create(run, self.config, dataset, fit, overwrite, start)
+        display = Display(reporter, self.config, can_validate(self.config, dataset))
+        with keeper.lock if isinstance(keeper, Run) else nullcontext():
+            with display, announced_compilation(reporter):
+                followers = [display.epoch_end, *callbacks, keeper]
+                state = self.train(stored, dataset, fit, followers, display.batches(on_batch), reporter)
+            if isinstance(keeper, Run):
+                if state.position:  # stopped within an epoch
+                    keeper.save(state)
+                keeper.draw_curves()
+                return self._become(type(self).load(keeper.path))
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
-        self._epoch = keeper.epoch or state.epoch
+        self._epoch, self._place = keeper.epoch or state.epoch, None
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
         return self
+
+    def _warm_start(self, dataset: Dataset, fit: CSR, epochs: int, reporter: Reporter) -> WarmStart:
+        """Return where an update of this model begins."""
+        tensors, width = self._training_tensors(), getattr(self.config, "factors", None)
+        if width is not None and "user_factors" in tensors and tensors["user_factors"].shape[1] != width:
+            raise InputError(
+                f"an update cannot change `factors`: the model has {tensors['user_factors'].shape[1]}, not {width}; "
+                "fit a new model"
+            )
+        known = Known.of(self.interactions, dataset)
+        warn_of_leaks(self.interactions, dataset, known, self.config.fit_parts)
+        kept = tensors.keys() > self.tensors.keys()
+        origin = {"path": None if self._place is None else str(self._place.absolute()), **known.described()}
+        state = self.updated_state(tensors, known, fit)
+        if state is None:
+            reporter.line(f"{self.config.model} has no vectors to start from: it is trained anew")
+            return WarmStart(None, {**origin, "start": "anew"})
+        state.first_epoch = state.epoch = self.config.last_epoch - epochs
+        if not kept and self.optimiser_state:
+            reporter.line("the model has no Adagrad sums (a saved model has none): they start as in a new training")
+        return WarmStart(state, {**origin, "start": "factors and Adagrad sums" if kept else "factors"})
+
+    def _training_tensors(self) -> Tensors:
+        """Return what was learned, with the state of the optimiser if the checkpoint of this model is still there."""
+        if self._place is not None and (self._place / checkpoint.FILE).exists():
+            stored, _ = checkpoint.read_tensors(self._place / checkpoint.FILE)
+            if all(name in stored and torch.equal(stored[name], own.cpu()) for name, own in self.tensors.items()):
+                return stored
+        return self.tensors
 
     def refit(
         self: R,
@@ -224,7 +348,9 @@ class Recommender(ABC, Generic[C]):
         callbacks: Iterable[EpochCallback] = (),
         run: str | Path | None = None,
         on_batch: BatchCallback | None = None,
-        reporter: Reporter = SILENT,
+        reporter: Reporter | None = None,
+        progress: bool | None = None,
+        overwrite: bool = False,
     ) -> R:
         """Return the final model: the same options and the same number of epochs, trained on all interactions.
 
@@ -235,7 +361,7 @@ class Recommender(ABC, Generic[C]):
         dataset : Dataset, optional
             The data set that this model was trained on. Default: the interactions that the model keeps, which have no
             weights.
-        callbacks, run, on_batch, reporter : see `fit`
+        callbacks, run, on_batch, reporter, progress, overwrite : see `fit`
 
         Examples
         --------
@@ -256,7 +382,7 @@ class Recommender(ABC, Generic[C]):
             dataset = interactions_only(kept, kept.train)  # a copy: it has no path
         elif not self.was_fit_on(dataset):
             raise InputError(f"{type(self).__name__}.refit: the model was not trained on this `dataset`")
-        return self.untrained_final().fit(dataset, callbacks, run, False, on_batch, reporter)
+        return self.untrained_final().fit(dataset, callbacks, run, False, on_batch, reporter, progress, overwrite)
 
     def untrained_final(self: R) -> R:
         """Return the model that `refit` trains, untrained."""
@@ -283,6 +409,20 @@ class Recommender(ABC, Generic[C]):
         assert self.tensors is not None
         assert self._interactions is not None
         return self._interactions
+
+    @property
+    def cold_items(self) -> NDArray[np.bool_]:
+        """Which items have no training interactions, but a vector predicted from their attributes: bool [N]."""
+        return np.zeros(self.interactions.n_items, dtype=bool)
+
+    @property
+    def cold_users(self) -> NDArray[np.bool_]:
+        """Which users have no training interactions, but a vector predicted from their attributes: bool [M]."""
+        return np.zeros(self.interactions.n_users, dtype=bool)
+
+    def known_items(self) -> NDArray[np.bool_]:
+        """Return which items have training interactions or are cold items. Others come last in all rankings."""
+        return (self.interactions.train.popularity() > 0) | self.cold_items
 
     def was_fit_on(self, dataset: Dataset) -> bool:
         """Return whether a data set has the ids and the interactions that the model was fitted on."""
@@ -312,7 +452,7 @@ class Recommender(ABC, Generic[C]):
         Parameters
         ----------
         users : sequence of ids, optional
-            Users to recommend to. Default: all users with interactions.
+            Users to recommend to. Default: all users with interactions, and cold users.
         k : int, default 10
             Number of items per user.
         exclude_seen : bool, default True
@@ -337,11 +477,13 @@ class Recommender(ABC, Generic[C]):
         Returns
         -------
         polars.DataFrame
-            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain.
+            Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. If the
+            model has cold items or users, column cold is true where the item or the user has no interactions, so that
+            the score is predicted from attributes. Items without training interactions that are not cold come last. It
+            is a pandas frame if the model was fitted on one, or if `users` is a pandas object.
         """
-        return pl.concat(
-            self.recommend_blocks(users, None, k, exclude_seen, only, without, unknown, where, at_most, diversity)
-        )
+        rules = (only, without, unknown, where, at_most, diversity)
+        return self._as_given(pl.concat(self.recommend_blocks(users, None, k, exclude_seen, *rules)), users)
 
     def recommend_from(
         self,
@@ -378,9 +520,8 @@ class Recommender(ABC, Generic[C]):
         >>> model.recommend_from({"dora": ["x"]}, k=1).select("user", "item").rows()
         [('dora', 'y')]
         """
-        return pl.concat(
-            self.recommend_blocks(None, histories, k, exclude_seen, only, without, unknown, where, at_most, diversity)
-        )
+        rules = (only, without, unknown, where, at_most, diversity)
+        return self._as_given(pl.concat(self.recommend_blocks(None, histories, k, exclude_seen, *rules)), histories)
 
     def recommend_blocks(
         self,
@@ -405,7 +546,7 @@ class Recommender(ABC, Generic[C]):
             raise InputError("recommend_blocks: give `users` or `histories`, not both")
         data = self.interactions
         if histories is None:
-            targets = known_users(users, data, self.queries_of_owners, unknown)
+            targets = known_users(users, data, self.queries_of_owners, unknown, self.cold_users)
         else:
             targets = new_users(histories, data, self.new_queries, unknown)
         rules = Rules.of(where, at_most, diversity)
@@ -413,13 +554,17 @@ class Recommender(ABC, Generic[C]):
         only, without = (None if is_per_user(items) else items for items in (only, without))
         candidates = candidate_items(data, only, without, rules.where)
         index = self._obeying(rules, candidates if per_user is None else per_user.among(candidates))
-        return recommendation_frames(targets, index, data, k, exclude_seen, per_user)
+        frames = recommendation_frames(targets, index, data, k, exclude_seen, per_user)
+        new = histories is not None  # their ids are no ids of the data set
+        cold_users = data.user_ids.clear() if new else data.user_ids.filter(self.cold_users)
+        cold = {"item": data.item_ids.filter(self.cold_items), "user": cold_users}
+        return (flag_cold(frame, cold) for frame in frames)
 
-    def ruled_index(self, rules: Rules) -> AnyIndex:
+    def ruled_index(self, rules: Rules) -> Index:
         """Return an index whose searches obey rules. `ranking.recommend.popular_index` does the same by popularity."""
         return self._obeying(rules, candidate_items(self.interactions, where=rules.where))
 
-    def _obeying(self, rules: Rules, candidates: NDArray[np.int64] | None) -> AnyIndex:
+    def _obeying(self, rules: Rules, candidates: NDArray[np.int64] | None) -> Index:
         return rules.applied(self.index(candidates), self.interactions.items, self.diversity_factors)
 
     def similar_items(self, items: Ids, k: int = 10) -> pl.DataFrame:
@@ -439,12 +584,20 @@ class Recommender(ABC, Generic[C]):
         Returns
         -------
         polars.DataFrame
-            Columns item, rank (1 is the most similar), similar, score.
+            Columns item, rank (1 is the most similar), similar, score, and cold as in `recommend`.
         """
         data = self.interactions
         codes = data.encode_items(items)
+        unknown = codes[~self.known_items()[codes]]
+        if len(unknown):
+            raise InputError(
+                f"{named(data.item_ids[unknown])}: no interactions in the training data, and no attributes that this "
+                "model could use instead, so it cannot compare the item; give other items"
+            )
         index, queries = self.similarity(codes)
-        return similar_frame("item", codes, data.item_ids, index, queries, k)
+        frame = similar_frame("item", codes, data.item_ids, index, queries, k)
+        cold = data.item_ids.filter(self.cold_items)
+        return self._as_given(flag_cold(frame, {"item": cold, "similar": cold}), items)
 
     def ranker(self) -> Ranker:
         """Return the function that ranks all items for users of the training data."""
@@ -476,7 +629,7 @@ class Recommender(ABC, Generic[C]):
         rows, columns = data.encode_users(users).astype(np.int64), data.encode_items(items)
         if len(rows) != len(columns):
             raise InputError(f"score: {len(rows):,} users but {len(columns):,} items; give one item for each user")
-        empty = data.owned.degrees()[rows] == 0
+        empty = (data.owned.degrees()[rows] == 0) & ~self.cold_users[rows]
         if empty.any():
             reason = describe_users_without_interactions(data.user_ids[rows[empty]], "the data set")
             raise InputError(f"{reason}, so nothing is known about their taste; leave them out")
@@ -572,9 +725,12 @@ class Recommender(ABC, Generic[C]):
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
         model._interactions = Dataset.load(place / "data")
-        model._epoch = metadata.get("training", {}).get("epoch") or None
-        model._tensors = model.placed(model.learned(tensors))
-        model._check_sizes(str(place))
+        model._epoch, model._place = metadata.get("training", {}).get("epoch") or None, place
+        try:
+            model._tensors = model.placed(model.learned(tensors))
+            model._check_sizes(str(place))
+        except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+            raise InputError(f"{place}: the tensors are not those of the model {stored} ({error})") from error
         model._check_finite(str(place))
         return model
 
@@ -584,6 +740,13 @@ class Recommender(ABC, Generic[C]):
         return cls.Config.from_mapping(values, where=where)
 
     # -- internal ------------------------------------------------------------------------------------------------
+
+    def _as_given(self, frame: pl.DataFrame, argument: object) -> pl.DataFrame:
+        """Return a result as a pandas frame if the caller uses pandas."""
+        if self._pandas or is_pandas(argument):
+            converted: Any = to_pandas(frame)
+            return converted  # type: ignore[no-any-return]  # the annotation serves those who use polars
+        return frame
 
     def _check_sizes(self, where: str) -> None:
         """Raise if the tensors do not have the numbers of users and items of the interactions."""
@@ -597,7 +760,8 @@ class Recommender(ABC, Generic[C]):
         return "other options"
 
     def _become(self: R, other: R) -> R:
-        self._tensors, self._interactions, self._epoch = other._tensors, other._interactions, other._epoch
+        self._tensors, self._interactions = other._tensors, other._interactions
+        self._epoch, self._place = other._epoch, other._place
         return self
 
 
@@ -609,6 +773,8 @@ def all_finite(tensors: Tensors) -> bool:
 
 class FactorRecommender(Recommender[C]):
     """A model with a vector for each user and each item."""
+
+    _vectors: tuple[Tensors, Vectors] | None = None  # what was learned, and the vectors that it gives
 
     @abstractmethod
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -624,18 +790,38 @@ class FactorRecommender(Recommender[C]):
         return "dot"
 
     @property
+    def vectors(self) -> Vectors:
+        """The vectors that rank, on the device of the backend. Those of cold users and items are predicted."""
+        if self._vectors is None or self._vectors[0] is not self.tensors:
+            device = self.backend()[1]
+            U, V = (table.to(device) for table in self.factors(self.tensors))
+            self._vectors = self.tensors, with_cold_rows(U, V, self.interactions, self.score_name)
+        return self._vectors[1]
+
+    @property
     def user_factors(self) -> Tensor:
         """User factors U, float32 [M, d]."""
-        return self.factors(self.tensors)[0]
+        return self.vectors.users
 
     @property
     def item_factors(self) -> Tensor:
         """Item factors V, float32 [N, d]."""
-        return self.factors(self.tensors)[1]
+        return self.vectors.items
 
-    def index(self, candidates: NDArray[np.int64] | None = None) -> TopKIndex:
+    @property
+    def cold_items(self) -> NDArray[np.bool_]:
+        """Which items have no training interactions, but a vector predicted from their attributes: bool [N]."""
+        return self.vectors.cold_items
+
+    @property
+    def cold_users(self) -> NDArray[np.bool_]:
+        """Which users have no training interactions, but a vector predicted from their attributes: bool [M]."""
+        return self.vectors.cold_users
+
+    def index(self, candidates: NDArray[np.int64] | None = None) -> Index:
         """Return an index of all items, or of some candidates, given by ascending codes."""
-        return TopKIndex(self.backend()[0], self.item_factors, self.score_name, candidates)
+        make = partial(TopKIndex, self.backend()[0], self.item_factors, self.score_name)
+        return known_first(make, self.known_items(), candidates)
 
     def queries(self, users: NDArray[np.int64]) -> Tensor:
         """Return the vectors of users of the training data, given by their codes [m]: float32 [m, d]."""
@@ -678,7 +864,8 @@ class FactorRecommender(Recommender[C]):
 
     def similarity(self, items: NDArray[np.int32]) -> tuple[TopKIndex, Tensor]:
         """Return an index of all items whose scores are similarities, and its queries for some items."""
-        return self._similarity(self.item_factors, items)
+        known = self.known_items()
+        return self._similarity(self.item_factors, items, None if known.all() else np.flatnonzero(known))
 
     def diversity_factors(self) -> NDArray[np.float32]:
         """Return the item factors: float32 [N, d]."""
@@ -709,7 +896,7 @@ class FactorRecommender(Recommender[C]):
             reason = describe_users_without_interactions(users, "the training data")
             raise InputError(f"{reason}, so the model cannot compare them; give other users")
         index, queries = self._similarity(self.user_factors, codes, np.flatnonzero(trained))
-        return similar_frame("user", codes, data.user_ids, index, queries, k)
+        return self._as_given(similar_frame("user", codes, data.user_ids, index, queries, k), users)
 
     def _similarity(
         self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None
@@ -719,10 +906,12 @@ class FactorRecommender(Recommender[C]):
         return TopKIndex(self.backend()[0], vectors, self.score_name, candidates), queries
 
     def _check_sizes(self, where: str) -> None:
-        sizes = len(self.user_factors), len(self.item_factors)
+        U, V = self.factors(self.tensors)
         wanted = self.interactions.n_users, self.interactions.n_items
-        if sizes != wanted:
-            raise InputError(f"{where}: factors of {sizes} users and items, but ids of {wanted}")
+        if (len(U), len(V)) != wanted:
+            raise InputError(f"{where}: factors of {len(U), len(V)} users and items, but ids of {wanted}")
+        if {U.dtype, V.dtype} != {torch.float32} or (U.ndim, V.ndim) != (2, 2) or U.shape[1] != V.shape[1]:
+            raise InputError(f"{where}: the factors are not two float32 tables with as many columns")
 
 
 class ItemRecommender(Recommender[C]):
@@ -733,9 +922,9 @@ class ItemRecommender(Recommender[C]):
         """The weights between items."""
         return ItemWeights.of_tensors(self.tensors, self.interactions.n_items)
 
-    def index(self, candidates: NDArray[np.int64] | None = None) -> ItemIndex:
+    def index(self, candidates: NDArray[np.int64] | None = None) -> Index:
         """Return an index of all items, or of some candidates, given by ascending codes."""
-        return ItemIndex(self.weights, self.interactions.n_items, candidates)
+        return known_first(partial(ItemIndex, self.weights, self.interactions.n_items), self.known_items(), candidates)
 
     def queries(self, users: NDArray[np.int64]) -> CSR:
         """Return the items of users of the training data, given by their codes [m]: CSR [m, N]."""
@@ -759,10 +948,18 @@ class ItemRecommender(Recommender[C]):
             found[block] = weights.scores(queries.take(block))[np.arange(len(block)), items[block]]
         return found
 
-    def similarity(self, items: NDArray[np.int32]) -> tuple[ItemIndex, CSR]:
+    def similarity(self, items: NDArray[np.int32]) -> tuple[Index, CSR]:
         """Return an index of all items whose scores are the weights from an item, and its queries for some items."""
         single = CSR(np.arange(len(items) + 1), items, (len(items), self.interactions.n_items))
         return self.index(), single
+
+    def _check_sizes(self, where: str) -> None:
+        try:
+            self.weights.check(self.interactions.n_items)
+        except ValueError as error:
+            raise InputError(
+                f"{where}: the weights are not those of {self.interactions.n_items} items ({error})"
+            ) from None
 
 
 class _Best:

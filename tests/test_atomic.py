@@ -14,6 +14,7 @@ import pytest
 
 from drm_triton import atomic
 from drm_triton.errors import DrmError, InputError
+from tests.conftest import ROOT
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs pipes, links and permission bits")
 needs_user = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
@@ -283,10 +284,119 @@ def test_a_swap_that_fails_restores_the_old_directory(tmp_path: Path, monkeypatc
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
     with pytest.raises(InputError, match="Input/output error; nothing was left behind"):
         make(tmp_path / "out", "new", overwrite=True)
     assert (tmp_path / "out" / "mark").read_text() == "old"
     assert names(tmp_path) == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from drm_triton import atomic
+
+if sys.argv[2] == "fallback":
+    atomic._exchange = lambda one, other: False
+rename = Path.rename
+def killed(source, target):
+    rename(source, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = killed
+with atomic.directory(sys.argv[1], overwrite=True, marker="mark") as folder:
+    (folder / "mark").write_text("new")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@needs_posix
+@pytest.mark.parametrize("how", ["exchange", "fallback"])
+def test_a_kill_during_a_swap_loses_nothing(tmp_path: Path, how: str) -> None:
+    """Where the system exchanges two directories, there is no moment without one; elsewhere the old one comes back."""
+    make(tmp_path / "out", "old")
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "out", how], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    if how == "fallback":
+        assert not (tmp_path / "out").exists()
+        atomic.check_directory(tmp_path / "out", overwrite=True, marker="mark")
+    assert (tmp_path / "out" / "mark").read_text() == ("new" if how == "exchange" else "old")
+    make(tmp_path / "out", "newer", overwrite=True)
+    assert names(tmp_path) == ["out"]
+
+
+@needs_posix
+def test_what_killed_processes_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+    (tmp_path / ".out.0123abcd.partial").mkdir()
+    (tmp_path / ".out.0123abcd.partial" / "file").touch()
+    (tmp_path / ".out.0123abcd.old").mkdir()
+    (tmp_path / ".out.mine.partial").mkdir()
+    with atomic.directory(tmp_path / "out", True, "mark") as living:
+        (living / "mark").write_text("first")
+        make(tmp_path / "out", "second")
+        assert living.exists()
+    assert (tmp_path / "out" / "mark").read_text() == "first"
+    assert names(tmp_path) == [".out.mine.partial", "out"]
+
+
+def test_temporary_files_are_removed_after_an_hour(tmp_path: Path) -> None:
+    old, new = tmp_path / ".a.txt.0123abcd.partial", tmp_path / ".a.txt.4567abcd.partial"
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
+    atomic.write_text(tmp_path / "a.txt", "x")
+    assert names(tmp_path) == [new.name, "a.txt"]
+
+
+def test_an_empty_directory_that_cannot_be_renamed_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    (place / "lost+found").mkdir()
+    inode = place.stat().st_ino
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    with atomic.directory(place, overwrite=True, last="mark") as folder:
+        assert folder.parent == place  # on the same file system
+        (folder / "mark").write_text("x")
+        (folder / "more").mkdir()
+    assert names(place) == ["lost+found", "mark", "more"]
+    assert place.stat().st_ino == inode
+    with pytest.raises(InputError, match=r"it is a mount point, .* remove what it contains"):
+        make(place, overwrite=True)
+
+
+def test_filling_a_directory_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    rename = Path.rename
+
+    def fail(source: Path, target: Path) -> Path:
+        if source.name == "mark" and target.parent == place:
+            raise OSError(5, "Input/output error")
+        return rename(source, target)
+
+    def work() -> None:
+        with atomic.directory(place, overwrite=True, last="mark") as folder:
+            (folder / "mark").touch()
+            (folder / "other").touch()
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(InputError, match="Input/output error"):
+        work()
+    assert names(place) == []
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs a mount point")
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can mount")
+def test_a_real_mount_point(tmp_path: Path) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", place], capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        make(place, overwrite=True)
+        assert names(place) == ["mark"]
+    finally:
+        subprocess.run(["umount", place], check=True)
 
 
 @needs_posix

@@ -81,6 +81,9 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"tau": 1e33}, "`tau` must be at most 1e+32, got 1e+33"),
         ({"monitor": "auc@10"}, "`monitor` must be a metric such as ndcg@10"),
         ({"monitor": "ndcg"}, "`monitor` must be a metric such as ndcg@10"),
+        ({"monitor": "ndcg@٣"}, "`monitor` must be a metric such as ndcg@10"),
+        ({"monitor": "ndcg@07"}, "`monitor` must be a metric such as ndcg@10"),
+        ({"threads": 100_000}, "`threads` must be at most 1024"),
         ({"monitor": "ndcg@1001"}, "cut-off from 1 to 1000), got 'ndcg@1001'"),
         (
             {"objective": "hinge", "batch_size": 100},

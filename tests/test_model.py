@@ -158,4 +158,13 @@ def test_frames_are_histories() -> None:
     model = DRM(factors=2, epochs=1).fit(frame)
     history = {"user": ["new", "new"], "item": ["x", "y"]}
     ours = model.recommend_from(pl.DataFrame(history), k=1)
-    assert model.recommend_from(pandas.DataFrame(history), k=1).equals(ours)
+    found: Any = model.recommend_from(pandas.DataFrame(history), k=1)
+    assert isinstance(found, pandas.DataFrame)  # pandas in, pandas out
+    assert list(found.itertuples(index=False, name=None)) == ours.rows()
+    assert isinstance(model.recommend(pandas.Series(["a"]), k=1), pandas.DataFrame)
+    assert isinstance(model.recommend(["a"], k=1), pl.DataFrame)
+    fitted = DRM(factors=2, epochs=1).fit(pandas.DataFrame(frame.to_dict(as_series=False)))
+    assert isinstance(fitted.recommend(), pandas.DataFrame)
+    popular: Any = fitted.recommend(["z"], k=1, unknown="popular")
+    assert popular["score"].isna().all()
+    assert isinstance(fitted.similar_items(["x"], k=1), pandas.DataFrame)

@@ -31,23 +31,35 @@ def project(repository: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folders(repository: Path, project: dict[str, Any]) -> dict[str, Path]:
-    """Return the folder of each top-level part of the package: drm_triton itself, and what pyproject.toml maps."""
-    mapped: dict[str, str] = project["tool"]["setuptools"]["package-dir"]
-    return {"drm_triton": repository / "drm_triton", **{name: repository / place for name, place in mapped.items()}}
+def folders(repository: Path) -> dict[str, Path]:
+    """Return the folder of each top-level part of the package: drm_triton itself, and the targets of its links."""
+    package = repository / "drm_triton"
+    return {"drm_triton": package, **{f"drm_triton.{link.name}": link.resolve() for link in links(package)}}
+
+
+def links(package: Path) -> list[Path]:
+    """Return the symlinks in a folder."""
+    return [path for path in package.iterdir() if path.is_symlink()]
 
 
 @pytest.fixture(scope="module")
-def wheel(repository: Path, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel without the network, from a copy: setuptools would also pack what an older build left behind."""
-    copy, where = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
+def source(repository: Path, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what is packed: setuptools would also pack what an older build left behind."""
+    copy = tmp_path_factory.mktemp("copy")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(repository / name, copy)
     for folder in folders.values():
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(folder, copy / folder.name, symlinks=True, ignore=ignored)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel without the network."""
+    where = tmp_path_factory.mktemp("wheel")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    checked(run_python("-m", "pip", "wheel", *options, where, copy))
+    checked(run_python("-m", "pip", "wheel", *options, where, source))
     (path,) = where.glob("*.whl")
     return path
 
@@ -91,6 +103,15 @@ def test_a_wheel_imports_away_from_the_repository(wheel: Path, tmp_path: Path) -
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "import drm_triton, drm_triton.kernels, drm_triton.cli; print(drm_triton.__file__)"
     assert str(tmp_path) in checked(run_python("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path)))
+
+
+def test_type_checkers_resolve_an_editable_install(source: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", site, "--editable"]
+    checked(run_python("-m", "pip", "install", *options, source))
+    (path,) = site.glob("*.pth")  # a path, not a hook of the import system, which type checkers cannot run
+    assert Path(path.read_text().strip()) == source
+    assert all((source / "drm_triton" / name / "__init__.py").is_file() for name in ("kernels", "cli"))
 
 
 @pytest.mark.parametrize("code", ["import drm_triton", "import drm_triton.cli"])

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -58,6 +60,8 @@ def test_a_failed_step_prints_no_result(capsys: pytest.CaptureFixture[str]) -> N
 
 SCRIPT = """
 import time
+from types import SimpleNamespace
+from unittest import mock
 from drm_triton import progress
 progress.BAR_AFTER = 0.01
 with progress.Reporter().step("slow work", total=10, unit="bytes") as step:
@@ -91,3 +95,47 @@ def test_a_terminal_shows_a_bar_for_slow_steps_only() -> None:
     assert "━" in text  # the bar
     assert text.count("slow work") > 1  # the bar and the final line
     assert text.count("quick work") == 1  # only its final line
+
+
+def test_a_step_of_unknown_size_shows_a_clock_in_a_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.01)
+    text = ""
+    with Reporter().step("compile"):
+        while "\n" not in text:
+            text += capsys.readouterr().err
+    assert text.startswith("compile: 0.")
+
+
+def test_the_progress_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [Reporter.wanted(choice).quiet for choice in (None, True, False)] == [True, False, True]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert [Reporter.wanted(choice).quiet for choice in (None, True, False)] == [False, False, True]
+
+
+def test_a_notebook_shows_one_line_that_changes_and_no_errors(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = mock.Mock()
+    display = mock.Mock(return_value=handle)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))  # type: ignore[arg-type]
+    monkeypatch.setattr(progress, "BAR_AFTER", 0.01)
+    reporter = Reporter.wanted(None)
+    assert not reporter.quiet
+    with reporter.step("count", total=10, unit="things") as step:
+        step.advance(4)
+        while not handle.update.call_count:
+            time.sleep(0.01)
+    first = display.call_args.args[0]["text/plain"]
+    assert first.startswith("count: 4 things (40%)")
+    assert display.call_args.kwargs == {"raw": True, "display_id": True}
+    assert display.call_count == 1
+    assert handle.update.call_args == mock.call({"text/plain": ""}, raw=True)  # cleared
+    captured = capsys.readouterr()
+    assert captured.out.startswith("count (")
+    assert captured.err == ""  # a notebook paints it red
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # type: ignore[arg-type]
+    assert Reporter.wanted(None).quiet  # imported, but not a notebook

@@ -228,4 +228,13 @@ def _pointers(matrix: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int
     if not isinstance(matrix, tuple | list) or len(matrix) != 2:
         kind = type(matrix).__name__
         raise InputError(f"from_csr: `{name}` must be a scipy sparse matrix or a pair (indptr, indices), not {kind}")
-    return np.asarray(matrix[0], dtype=np.int64), np.asarray(matrix[1], dtype=np.int64)
+    return _whole_numbers(matrix[0], name), _whole_numbers(matrix[1], name)
+
+
+def _whole_numbers(values: Any, name: str) -> NDArray[np.int64]:
+    """Return numbers as int64. Raise if that would change one."""
+    array = np.asarray(values)
+    found = array.astype(np.int64) if array.dtype.kind in "iu" or not array.size else None
+    if found is None or array.ndim != 1 or not np.array_equal(found, array):  # uint64 may be too large
+        raise InputError(f"from_csr: `indptr` and `indices` of `{name}` must be lists of whole numbers")
+    return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton import atomic
-from drm_triton.data import attributes, store
+from drm_triton.data import attributes, store, verify
 from drm_triton.data.csr import CSR, columns_of
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import encode
 from drm_triton.data.split import PAPER_RATIOS
 from drm_triton.errors import InputError
-from drm_triton.names import SPLIT_PARTS, SplitName
+from drm_triton.names import MAX_INT32, SPLIT_PARTS, DecimalMark, SplitName
 
 __all__ = ["CSR", "Dataset"]
 
@@ -159,30 +161,52 @@ class Dataset:
         stored: str | None = self.meta.get("checksum")
         return stored or _checksum(self)
 
+    def verify(self) -> None:
+        """Raise if the data is damaged: read all of it, check its structure, and compute its checksum again.
+
+        Raises
+        ------
+        InputError
+            If compiled code could not rely on the data, or if the content does not have the checksum in meta.json.
+        """
+        where = self.path or "Dataset"
+        problem = verify.find_problem({name: getattr(self, name) for name in SPLIT_PARTS})
+        for kind, ids in (("user", self.user_ids), ("item", self.item_ids)):
+            if ids.null_count() or ids.n_unique() != len(ids):
+                problem = f"the {kind} ids are not all different"
+        if problem is None and self.meta.get("checksum") not in (None, _checksum(self)):
+            problem = "its content does not have the checksum that meta.json records"
+        titles = self.item_titles
+        if titles is not None and self.meta.get("titles") not in (None, _text_checksum(titles)):
+            problem = problem or "the titles do not have the checksum that meta.json records"
+        if problem is not None:
+            raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
+
     @classmethod
     def load(cls, path: str | Path) -> Dataset:
-        """Open a stored data set. Arrays are memory-mapped, so this takes no time even if they are large."""
+        """Open a stored data set. Arrays are memory-mapped.
+
+        The first time, everything is read and verified (see `verify`). After that it takes no time even if the arrays
+        are large: while size, times and inode of the files stay the same, they are not read again.
+        """
         path = Path(path)
         meta = store.read_meta(path)
-        try:
-            n_users, n_items = int(meta["users"]), int(meta["items"])
-            sizes = {name: int(meta[name]) for name in SPLIT_PARTS}
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path / 'meta.json'} has no sizes of the data set: prepare it again") from error
+        n_users, n_items = meta["users"], meta["items"]
         matrices = {}
-        for name, size in sizes.items():
+        current = verify.stamp(path)
+        for name in SPLIT_PARTS:
             indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
-            indices = store.open_array(path, f"{name}.indices", "<i4", size)
-            if indptr[0] != 0 or indptr[-1] != size:
-                raise InputError(
-                    f"{path}: the row pointers of {name} do not fit its indices; prepare the data set again"
-                )
-            weights = store.open_array(path, f"{name}.weights", "<f4", size) if "weights" in meta else None
+            indices = store.open_array(path, f"{name}.indices", "<i4", meta[name])
+            weights = store.open_array(path, f"{name}.weights", "<f4", meta[name]) if "weights" in meta else None
             matrices[name] = CSR(indptr, indices, (n_users, n_items), weights)
         for name, rows in (("users", n_users), ("items", n_items)):
             if (found := store.table_length(path, name)) != rows:
                 raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
-        return cls(matrices["train"], matrices["valid"], matrices["test"], meta=meta, path=path)
+        data = cls(matrices["train"], matrices["valid"], matrices["test"], meta=meta, path=path)
+        if not verify.is_known(path, current):
+            data.verify()
+            verify.remember(path, current)
+        return data
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the data set to a directory, atomically.
@@ -201,7 +225,8 @@ class Dataset:
             sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
             sizes |= {name: getattr(self, name).nnz for name in SPLIT_PARTS}
             others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights"}}
-            self.meta = sizes | {"checksum": self.checksum} | self._weights_meta() | others
+            titles = {} if self.item_titles is None else {"titles": _text_checksum(self.item_titles)}
+            self.meta = sizes | {"checksum": self.checksum} | self._weights_meta() | others | titles
             store.write(directory, arrays, {"users": self.users, "items": self.items}, self.meta)
         self.path = place
 
@@ -235,7 +260,7 @@ class Dataset:
             return interactions
         if hasattr(interactions, "tocsr"):
             return cls.from_csr(interactions, weighted=weighted)
-        if hasattr(interactions, "columns"):
+        if isinstance(interactions, pl.LazyFrame) or hasattr(interactions, "columns"):
             return cls.from_frame(interactions, ratios=(1, 0, 0), weight="weight" if weighted else None)
         raise InputError(
             f"interactions must be a Dataset, a polars or pandas frame, or a scipy sparse matrix, not "
@@ -257,6 +282,11 @@ class Dataset:
         ratios: tuple[float, float, float] = PAPER_RATIOS,
         seed: int = 0,
         weight: str | None = None,
+        event: str | None = None,
+        event_weight: Mapping[str, float] | None = None,
+        date_format: str | None = None,
+        decimal: DecimalMark | None = None,
+        skip_bad_rows: bool = False,
     ) -> Dataset:
         """Build a data set from a table with one row per interaction.
 
@@ -266,7 +296,8 @@ class Dataset:
         user, item, rating, timestamp : str, optional
             Column names. By default, common names are recognised.
         min_rating : float, optional
-            Keep rows with at least this rating. By default, keep all rows.
+            Keep rows with at least this rating. By default, keep all rows, except those with a rating of 0 or less,
+            with a warning.
         min_user, min_item : int
             Keep users and items with at least this many interactions. Repeated until nothing changes (k-core).
         split : {"random", "per-user", "leave-last", "time", "users"}
@@ -277,6 +308,17 @@ class Dataset:
             Name of the column with the weights of the interactions, for example numbers of plays. Weights of repeated
             rows of a user and an item are added. By default, interactions have no weights. See `TrainConfig`, option
             `interaction_weights`.
+        event, event_weight : str and mapping, optional
+            Column of event types, recognised by default, and the weight of each, such as ``{"view": 1, "buy": 5}``.
+            Rows of other events are left out.
+        date_format : str, optional
+            How times are written as text: "day-first", "month-first" or a pattern such as "%d/%m/%Y %H:%M".
+        decimal : {"point", "comma"}, optional
+            The decimal mark of numbers in text. By default, it is recognised.
+        skip_bad_rows : bool
+            Leave out rows that cannot be used, with a warning, instead of raising an error.
+
+        `meta` records which column was taken for what, its range, and what was ignored.
 
         Examples
         --------
@@ -285,11 +327,23 @@ class Dataset:
         Dataset(users=2, items=2, train=3, valid=0, test=0)
         """
         from drm_triton.data.prepare.build import BuildOptions, build
+        from drm_triton.data.prepare.raw import FileFormat
         from drm_triton.data.prepare.tables import read_frame
 
-        names = {"user": user, "item": item, "rating": rating, "timestamp": timestamp, "weight": weight}
+        file_format = FileFormat(
+            user,
+            item,
+            rating,
+            timestamp,
+            weight,
+            event,
+            decimal=decimal,
+            date_format=date_format,
+            event_weight=event_weight,
+            skip_bad_rows=skip_bad_rows or None,
+        )
         options = BuildOptions(min_rating, min_user, min_item, split, ratios, seed)
-        return build(read_frame(frame, names), options)
+        return build(read_frame(frame, file_format), options)
 
     @classmethod
     def from_csr(
@@ -324,6 +378,8 @@ class Dataset:
         given = {name: m for name, m in zip(SPLIT_PARTS, (train, valid, test), strict=True) if m is not None}
         if n_items is None:
             n_items = len(item_ids) if item_ids is not None else max(columns_of(m) for m in given.values())
+        if n_items > MAX_INT32:
+            raise InputError(f"from_csr: {n_items} items; there may be at most {MAX_INT32}: number those in use from 0")
         matrices = {name: CSR.from_any(matrix, n_items, name, weighted) for name, matrix in given.items()}
         shape = matrices["train"].shape
         if any(m.shape != shape for m in matrices.values()):
@@ -341,7 +397,7 @@ class Dataset:
 def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
     if path is None:
         return pl.DataFrame({"id": pl.int_range(rows, eager=True)})
-    return pl.read_parquet(path / f"{name}.parquet")
+    return store.read_table(path, name)
 
 
 def _joined(known: pl.DataFrame, given: Any, kind: str) -> pl.DataFrame:
@@ -378,6 +434,11 @@ def _as_ids(ids: pl.Series) -> pl.Series:
     if ids.dtype.is_nested() or ids.dtype in (pl.Binary, pl.Object):
         raise TypeError(f"not {ids.dtype}")
     return ids.cast(pl.String)
+
+
+def _text_checksum(texts: pl.Series) -> str:
+    """Return the SHA-256 of texts, some of which may be null."""
+    return hashlib.sha256(json.dumps(texts.to_list()).encode()).hexdigest()
 
 
 def _checksum(data: Dataset) -> str:

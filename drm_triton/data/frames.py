@@ -14,6 +14,22 @@ def from_pandas(frame: Any, names: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame({name: _to_series(frame.iloc[:, columns.index(name)]) for name in names})
 
 
+def is_pandas(value: object) -> bool:
+    """Return whether a value is a frame, a series or an index of pandas, without importing pandas."""
+    return type(value).__module__.partition(".")[0] == "pandas"
+
+
+def to_pandas(frame: pl.DataFrame) -> Any:
+    """Return a frame of ids, numbers and text as a pandas frame, without pyarrow. Missing numbers become NaN."""
+    import pandas as pd
+
+    return pd.DataFrame({column.name: _values(column) for column in frame})
+
+
+def _values(column: pl.Series) -> Any:
+    return column.to_list() if column.dtype == pl.String else column.to_numpy()
+
+
 def _to_series(column: Any) -> pl.Series:
     values = column.to_numpy()
     if values.dtype.kind in "iub":

@@ -87,7 +87,7 @@ def _table(path: Path, read: Callable[[], pl.DataFrame]) -> pl.DataFrame:
     """Read a table and return its columns of users and items."""
     try:
         frame = read()
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = str(error).split("\n", 1)[0]
         raise InputError(f"{path} cannot be read as a table ({reason}); check that it is complete") from None
     found = {role: [c for c in frame.columns if spells(c, role)] for role in ("user", "item")}

@@ -13,18 +13,32 @@ A data set is written atomically (see `drm_triton.atomic`), so a directory of th
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.errors import InputError
+from drm_triton.names import SPLIT_PARTS
 
 FORMAT = "drm-triton dataset"
 VERSION = 1
 MARKER = "meta.json"  # the file that identifies a directory as a data set
+KINDS = {
+    "checksum": str,
+    "titles": str,
+    "weights": dict,
+    "options": dict,
+    "steps": list,
+}  # of entries of meta.json, if present
+
+# What Polars raises for a damaged file. A panic is no Exception.
+DAMAGED_TABLE = (OSError, ValueError, MemoryError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
 def write(
@@ -34,7 +48,8 @@ def write(
     for name, array in arrays.items():
         write_array(directory / f"{name}.npy", array)
     for name, table in tables.items():
-        table.write_parquet(directory / f"{name}.parquet", compression="zstd")
+        with (directory / f"{name}.parquet").open("wb") as handle:  # Polars takes only paths in UTF-8
+            table.write_parquet(handle, compression="zstd")
     header = {"format": FORMAT, "version": VERSION}
     (directory / MARKER).write_text(json.dumps(header | meta, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
@@ -53,13 +68,20 @@ def read_meta(path: Path) -> dict[str, Any]:
         ) from None
     except InputError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {path / 'meta.json'}: {error}; prepare the data set again") from error
     if meta.get("version") != VERSION:
         raise InputError(
             f"{path} has data format version {meta.get('version')!r}, but this program reads version {VERSION}: "
             "prepare the data again with this version, or use the version that wrote it"
         )
+    for name in ("users", "items", *SPLIT_PARTS):
+        size = meta.get(name)
+        if type(size) is not int or not 0 <= size <= sys.maxsize:
+            raise InputError(f"{path / 'meta.json'} has no sizes of the data set: prepare it again")
+    for name, kind in KINDS.items():
+        if not isinstance(meta.get(name, kind()), kind) and meta[name] is not None:
+            raise InputError(f"{path / 'meta.json'} is damaged: {name} is {meta[name]!r}; prepare the data set again")
     return meta
 
 
@@ -68,7 +90,7 @@ def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:
     file = path / f"{name}.npy"
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy parses the header as Python, and raises what that does
         raise InputError(f"{file} is missing or damaged ({error}): prepare the data set again") from error
     if array.dtype != np.dtype(dtype) or array.shape != (length,):
         raise InputError(
@@ -80,10 +102,24 @@ def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:
 
 def table_length(path: Path, name: str) -> int:
     """Return the number of rows of an id table, from the footer of the Parquet file, and check that it has ids."""
+    with _open_table(path, name) as handle:
+        return int(pl.scan_parquet(handle).select(pl.col("id").len()).collect().item())
+
+
+def read_table(path: Path, name: str) -> pl.DataFrame:
+    """Read an id table."""
+    with _open_table(path, name) as handle:
+        return pl.read_parquet(handle)
+
+
+@contextmanager
+def _open_table(path: Path, name: str) -> Iterator[BinaryIO]:
+    """Open an id table. Polars gets the open file: a path is a pattern to it, and has to be UTF-8."""
     file = path / f"{name}.parquet"
     try:
-        return int(pl.scan_parquet(file).select(pl.col("id").len()).collect().item())
-    except (OSError, pl.exceptions.PolarsError) as error:
+        with file.open("rb") as handle:
+            yield handle
+    except DAMAGED_TABLE as error:
         raise InputError(f"{file} is missing or damaged ({_first_line(error)}): prepare the data set again") from error
 
 

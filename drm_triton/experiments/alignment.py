@@ -51,7 +51,7 @@ def correlations(data: Dataset, objective: str, epochs: int, seed: int) -> dict[
         on_valid = [end.record[f"valid/{name}"] for name in METRICS]
         records.append([end.record["loss"], *(means[name] for name in METRICS), *on_valid])
 
-    model.fit(data, [measure])
+    model.fit(data, [measure], progress=False)
     loss, *metrics = np.array(records[SKIPPED:]).T
     return {
         name: float(np.corrcoef(loss, values)[0, 1]) if np.ptp(loss) and np.ptp(values) else None

@@ -105,7 +105,7 @@ class Result:
 
     def summary(self) -> str:
         """Return the table of means with its legend."""
-        return "\n".join([markdown(*self.table()), textwrap.fill(_legend(), 100) + "\n"])
+        return "\n".join([markdown(*self.table()), textwrap.fill(_legend(), 80) + "\n"])
 
     def to_markdown(self) -> str:
         """Return all tables."""

@@ -35,6 +35,7 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.data.leaderboards import protocol
 from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.entries import Entry, SpaceName, entries
+from drm_triton.lock import Lock
 from drm_triton.models.configs import config_class
 from drm_triton.names import MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
@@ -46,6 +47,7 @@ from drm_triton.training.tune import replaced, with_validations
 Outcome = dict[str, Any]  # one line of outcomes.jsonl
 Task = dict[str, Any]  # what identifies an outcome, and where the data is
 
+PLAN = "plan.json"
 ONE_THREAD = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")
 IDENTITY = ("model", "stage", "options", "seed")
 
@@ -108,6 +110,7 @@ class Comparison:
                 f"compare: no user has both validation items and at least {MIN_TRAIN} training interactions; prepare "
                 "the data with another `split`"
             )
+        dataset.verify()  # its checksum is recorded or compared
         self._open()
         self.outcomes = self._read()
 
@@ -161,11 +164,13 @@ class Comparison:
 
     def run(self, workers: int | None = None, reporter: Reporter = SILENT) -> None:
         """Run what is not finished: first all trials, then the final trainings."""
-        for title, tasks in (
-            ("tune on validation", self.tuning_tasks),
-            ("train and measure on test", self.final_tasks),
-        ):
-            self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter)
+        with Lock(self.path, "comparison"):
+            self.outcomes = self._read(repair=True)  # another process may have finished some since
+            for title, tasks in (
+                ("tune on validation", self.tuning_tasks),
+                ("train and measure on test", self.final_tasks),
+            ):
+                self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter)
 
     def _run_tasks(self, title: str, tasks: list[Task], workers: int, reporter: Reporter) -> None:
         if not tasks:
@@ -191,10 +196,10 @@ class Comparison:
     def _open(self) -> None:
         """Create the directory, or check that it holds a comparison on the same data, in the same space."""
         identity = {"checksum": self.dataset.checksum, "space": self.plan.space, "metric": self.plan.metric}
-        file = self.path / "plan.json"
+        file = self.path / PLAN
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not any(self.path.iterdir()):
+            if not any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 config = self.plan.entries()[0].base(self.plan.space, self.plan.metric)
                 found = {**identity, "environment": environment(config, self.dataset)}
                 atomic.write_text(file, json.dumps(found, indent=2) + "\n")
@@ -212,7 +217,8 @@ class Comparison:
                     "options to continue it, or give another `out`"
                 )
 
-    def _read(self) -> list[Outcome]:
+    def _read(self, repair: bool = False) -> list[Outcome]:
+        """Read the outcomes. With `repair`, remove a last line that is cut off; it may be one that is being written."""
         file = self.path / "outcomes.jsonl"
         lines = file.read_text("utf-8").split("\n") if file.exists() else [""]
         outcomes = []
@@ -221,7 +227,7 @@ class Comparison:
                 outcomes.append(json.loads(line))
             except ValueError as error:
                 raise DrmError(f"{file} is damaged: line {number} ({error}); remove that line") from None
-        if lines[-1]:
+        if lines[-1] and repair:
             atomic.write_text(file, "".join(json.dumps(outcome) + "\n" for outcome in outcomes))
         return outcomes
 
@@ -231,7 +237,7 @@ class Comparison:
 
     def per_user(self, name: str, metrics: Sequence[str]) -> pl.DataFrame:
         """Return the means over the seeds of metrics of each user on test: columns user, n_train and the metrics."""
-        frames = [pl.read_parquet(self.path / outcome["users"]) for outcome in self.finals(name)]
+        frames = [pl.read_parquet(self.path / outcome["users"], glob=False) for outcome in self.finals(name)]
         joined = pl.concat([frame.select("user", "n_train", *metrics) for frame in frames])
         return joined.group_by("user", "n_train").agg(pl.col(metrics).mean()).sort("user")
 
@@ -280,7 +286,7 @@ def _tune(task: Task) -> dict[str, Any]:
             found.update({"best_epoch": end.record["epoch"], **metrics})
 
     model = _model(task["options"], fit_on="train", threads=1, seed=0)
-    type(model)(with_validations(model.config)).fit(Dataset.load(task["data"]), [epoch_end])
+    type(model)(with_validations(model.config)).fit(Dataset.load(task["data"]), [epoch_end], progress=False)
     return found
 
 
@@ -288,7 +294,7 @@ def _test(task: Task) -> dict[str, Any]:
     """Train on the training and validation parts; return the metrics on test, and store those of each user."""
     data = Dataset.load(task["data"])
     model = _model(task["options"], fit_on="train+valid", threads=1, seed=task["seed"], eval_every=0)
-    model.fit(data)
+    model.fit(data, progress=False)
     result = model.evaluate(data.test, data.train.union(data.valid), *protocol(data.meta))
     # A model may be trained again with other options, after more trials: its files must not replace each other.
     mark = hashlib.sha256(_key(task).encode()).hexdigest()[:8]

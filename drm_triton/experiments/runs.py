@@ -15,9 +15,19 @@ import numpy as np
 from drm_triton import atomic
 from drm_triton.base_config import MAX_CUT_OFF
 from drm_triton.errors import InputError
-from drm_triton.experiments.paired import ALPHA, MARK, Mean, PairedTest, compare_users, table_of_means, table_of_tests
+from drm_triton.experiments.paired import (
+    ALPHA,
+    MARK,
+    Mean,
+    PairedTest,
+    ahead,
+    compare_users,
+    table_of_means,
+    table_of_tests,
+)
+from drm_triton.experiments.results import aligned
 from drm_triton.experiments.significance import LEVEL, RESAMPLES
-from drm_triton.experiments.tables import latex, markdown, markdown_text
+from drm_triton.experiments.tables import latex, markdown, markdown_text, number, p_text
 from drm_triton.names import COMPARED_METRICS, CUT_OFFS, METRICS, MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.held_out import HeldOut
@@ -76,16 +86,40 @@ class RunComparison:
         for tests in self.pairs:
             parts += [f"## {markdown_text(tests[0].a)} and {markdown_text(tests[0].b)}\n"]
             parts += [markdown(*table_of_tests(tests))]
-        parts += [textwrap.fill(_legend(len(self.tests)), 100) + "\n"]
+        parts += [textwrap.fill(_legend(len(self.tests)), 80) + "\n"]
         return "\n".join(parts)
+
+    def to_text(self) -> str:
+        """Return the tables for a terminal of 80 columns, p-values corrected only."""
+        best = ahead(self.tests)
+        metrics = list(dict.fromkeys(mean.metric for mean in self.means))
+        rows: dict[str, list[str]] = {}
+        for mean in self.means:
+            mark = MARK if (mean.model, mean.metric) in best else " "
+            rows.setdefault(mean.model, [textwrap.shorten(mean.model, 17)]).append(f"{mean.mean:.4f}{mark}")
+        lines = [self.title, "", *aligned(["", *(f"{metric} " for metric in metrics)], [*rows.values()])]
+        for tests in self.pairs:
+            cells = [
+                [
+                    test.metric,
+                    number(test.difference),
+                    f"{number(test.low)} to {number(test.high)}",
+                    p_text(test.p_t_holm),
+                    p_text(test.p_wilcoxon_holm),
+                ]
+                for test in tests
+            ]
+            heads = ["", "difference", f"{100 * LEVEL:g} % interval", "p (t, Holm)", "p (Wilcoxon, Holm)"]
+            lines += ["", f"{tests[0].a} - {tests[0].b}", *aligned(heads, cells)]
+        return "\n".join([*lines, "", textwrap.fill(_legend(len(self.tests)), 80)]) + "\n"
 
     def to_latex(self) -> str:
         """Return the tables in LaTeX, one for the means and one for each pair of runs."""
         caption = f"Means over users: {self.title}. {_legend(len(self.tests))}"
         tables = [latex(*table_of_means(self.means, self.tests), caption, "tab:means")]
-        for number, tests in enumerate(self.pairs, 1):
+        for place, tests in enumerate(self.pairs, 1):
             caption = f"{tests[0].a} and {tests[0].b}: {self.title}."
-            tables.append(latex(*table_of_tests(tests), caption, f"tab:pair-{number}", wide=True))
+            tables.append(latex(*table_of_tests(tests), caption, f"tab:pair-{place}", wide=True))
         return "\n".join(tables)
 
     def plot(self, path: Path) -> None:

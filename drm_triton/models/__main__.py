@@ -21,10 +21,10 @@ strong models of today. All have the same commands, the same run directory and t
 compared fairly ([comparing](comparing.md)):
 
 ```sh
-drm-triton train --dataset ratings --model ease --regularization 100 --run runs/ease
+drm-triton train ratings --model ease --regularization 100 --out runs/ease
 drm-triton evaluate runs/ease --on test
 drm-triton recommend runs/ease --user ann
-drm-triton tune --dataset ratings --model wmf --trials 5 --study studies/wmf
+drm-triton tune ratings --model wmf --trials 5 --out studies/wmf
 ```
 
 ```python

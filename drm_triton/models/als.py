@@ -26,10 +26,11 @@ from drm_triton.kernels import least_squares as in_torch
 from drm_triton.kernels.cpu import least_squares as on_cpu
 from drm_triton.kernels.least_squares import PADDING, Systems
 from drm_triton.kernels.torch_threads import one_torch_thread
-from drm_triton.models.base import FactorModel, Progress
+from drm_triton.models.base import FactorModel, ModelState, Progress
 from drm_triton.models.configs import ALSConfig
 from drm_triton.recommender import Tensors
 from drm_triton.training.initialize import BLOCK_ROWS, NORMAL_SCALE, for_blocks, inner_products
+from drm_triton.training.warm_start import Known, carry, in_old_codes, unknown_rows, users_of
 
 C = TypeVar("C", bound=ALSConfig)
 
@@ -172,6 +173,18 @@ class ALSModel(FactorModel[C]):
             for name, table in (("user_factors", U), ("item_factors", V))
         }
 
+    def updated_state(self, old: Tensors, known: Known, fit: CSR) -> ModelState:
+        """Return the state before the first epoch of an update: new users, then new items are fitted exactly."""
+        users, items = unknown_rows(known.users, fit.degrees()), unknown_rows(known.items, fit.popularity())
+        old = {name: table.cpu() for name, table in old.items()}
+        old_V, d, device = old["item_factors"], self.config.factors, self.backend()[1]
+        U = carry(torch.zeros(fit.shape[0], d), old["user_factors"], known.users)
+        V = carry(torch.zeros(fit.shape[1], d), old_V, known.items)
+        U[users] = self._fitted(old_V, in_old_codes(fit.take(users), known.items, len(old_V)))
+        V[items] = self._fitted(U, users_of(items, fit))
+        values = {"user_factors": U.to(device), "item_factors": V.to(device)}
+        return ModelState(values)
+
     def epoch(self, tensors: Tensors, fit: CSR, number: int, progress: Progress) -> dict[str, float]:
         """Fit the users to the items, then the items to the users: at once, or one block of columns after another."""
         self._prepare(fit)
@@ -199,6 +212,12 @@ class ALSModel(FactorModel[C]):
         return "a larger `regularization`"
 
     # -- internal ------------------------------------------------------------------------------------------------
+
+    def _fitted(self, table: Tensor, rows: CSR) -> Tensor:
+        """Return the vectors that minimise the objective for a fixed table of the other side."""
+        with one_torch_thread():
+            rotated = rotate(table, inner_products(table))
+            return half_step(rotated, table.shape[1], self._cells(rows, table.device), self.weights, "cpu")[0]
 
     def _cells(self, rows: CSR, device: torch.device) -> Cells:
         ridge = self.ridge(rows.degrees(), rows.shape[1])

@@ -8,6 +8,7 @@ model with a closed form has a single epoch.
 from __future__ import annotations
 
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drm_triton.data.attributes import attributes
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
@@ -147,18 +149,6 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
 
     biased: ClassVar[bool] = False  # whether the last column of the item vectors is a bias
 
-    _on_device: tuple[Tensors, Tensor, Tensor] | None = None  # what was learned, and its vectors
-
-    @property
-    def user_factors(self) -> Tensor:
-        """User factors U, float32 [M, d]."""
-        return self._factors()[0]
-
-    @property
-    def item_factors(self) -> Tensor:
-        """Item factors V, float32 [N, d]."""
-        return self._factors()[1]
-
     def new_queries(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
         return self.fold_in_items(liked).to(self.backend()[1])
@@ -168,24 +158,28 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
     ) -> tuple[TopKIndex, Tensor]:
         return super()._similarity(factors[:, :-1] if self.biased else factors, codes, candidates)
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        if self._on_device is None or self._on_device[0] is not self.tensors:
-            device = self.backend()[1]
-            U, V = self.factors(self.tensors)
-            self._on_device = self.tensors, U.to(device), V.to(device)
-        return self._on_device[1:]
-
     def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
         """Return the ranker of a model in training."""
         backend, device = self.backend()
         U, V = (table.to(device) for table in self.factors(tensors))
-        return factor_ranker(backend, U, V, self.score_name)
+        return factor_ranker(backend, U, V, self.score_name, fit)
 
 
 class ItemModel(EpochModel[C], ItemRecommender[C]):
     """An item-item model with a closed form, or with a solver of its own."""
 
     deterministic = True
+
+    def check_fit(self, dataset: Dataset, fit: CSR) -> None:
+        """Warn of items that only a model with vectors can recommend."""
+        super().check_fit(dataset, fit)
+        n_cold = int((fit.popularity() == 0).sum())
+        if n_cold and attributes(dataset.items):
+            warnings.warn(
+                f"{self.config.model} has weights between items, so it cannot recommend the {n_cold:,} items without "
+                "interactions; models with vectors, such as drm, predict theirs from attributes",
+                stacklevel=2,
+            )
 
     @abstractmethod
     def fit_weights(self, fit: CSR, progress: Progress) -> ItemWeights:

@@ -43,7 +43,6 @@ class BPR(PairModel[BPRConfig]):
 
     Config = BPRConfig
     kernel = bpr_task
-    states = False
 
     @property
     def popularity(self) -> bool:

@@ -20,6 +20,7 @@ from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unva
 from drm_triton.training.run import Stored
 from drm_triton.training.state import BatchCallback, EpochCallback, State
 from drm_triton.training.step import smaller_steps
+from drm_triton.training.warm_start import Known, list_state
 
 INITIAL_STATE = 0.1  # of Adagrad
 
@@ -55,6 +56,7 @@ class CML(FactorRecommender[CMLConfig]):
     """
 
     Config = CMLConfig
+    optimiser_state = True
 
     def __init__(self, config: CMLConfig | None = None, **options: object) -> None:
         if config is not None and options:
@@ -113,6 +115,10 @@ class CML(FactorRecommender[CMLConfig]):
         for X in (U, V):
             X /= X.norm(dim=1, keepdim=True).clamp(min=1)
         return State(U, V, torch.full_like(U, INITIAL_STATE), torch.full_like(V, INITIAL_STATE))
+
+    def updated_state(self, old: Tensors, known: Known, fit: CSR) -> State:
+        """Return the state before the first epoch of an update."""
+        return list_state(old, known, fit, self.list_config, *self.backend())
 
     def learned(self, tensors: Tensors) -> Tensors:
         """Return the factors, without Adagrad's sums."""

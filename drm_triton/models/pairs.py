@@ -39,9 +39,10 @@ from torch import Tensor
 from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.pairs import Tables, Task, count_pairs, divide_items, group_pairs
 from drm_triton.kernels.cpu.runtime import threads
-from drm_triton.models.base import FactorModel, Progress, with_bias
+from drm_triton.models.base import FactorModel, ModelState, Progress, with_bias
 from drm_triton.models.configs import BPRConfig, WARPConfig
 from drm_triton.recommender import Tensors
+from drm_triton.training.warm_start import Known, carry, in_old_codes, unknown_rows
 
 SLICES = 8
 MIN_PAIRS = 1024  # of a task, on average: its time is then a multiple of what it takes to start it
@@ -177,7 +178,6 @@ class PairModel(FactorModel[C]):
 
     kernel: ClassVar[Kernel]
     biased = True
-    states: ClassVar[bool]  # whether the optimiser has a state, Adagrad's
 
     @abstractmethod
     def kernel_options(self, n_items: int) -> tuple[Any, ...]:
@@ -191,7 +191,7 @@ class PairModel(FactorModel[C]):
     def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""
         tables = 4 * ((n_users + n_items) * self.config.factors + n_items)
-        state = {"adagrad state": tables} if self.states else {}
+        state = {"adagrad state": tables} if self.optimiser_state else {}
         return {"factors": tables, **state, "order of an epoch": 8 * nnz + 16 * n_items}
 
     def start(self, fit: CSR) -> Tensors:
@@ -200,9 +200,22 @@ class PairModel(FactorModel[C]):
         U, V = (torch.from_numpy((rng.random((n, d), np.float32) - np.float32(0.5)) / d) for n in fit.shape)
         U[torch.from_numpy(fit.degrees() == 0)] = 0
         tensors = {"user_factors": U, "item_factors": V, "item_bias": torch.zeros(len(V))}
-        if self.states:
+        if self.optimiser_state:
             tensors |= {f"{name}_state": torch.ones_like(tensor) for name, tensor in tensors.items()}
         return tensors
+
+    def updated_state(self, old: Tensors, known: Known, fit: CSR) -> ModelState:
+        """Return the state before the first epoch of an update. New users are folded in, new items start as usual."""
+        tensors = self.start(fit)
+        for name, table in tensors.items():
+            if name in old:
+                carry(table, old[name].cpu(), known.users if name.startswith("user") else known.items)
+        users = unknown_rows(known.users, fit.degrees())
+        histories = in_old_codes(fit.take(users), known.items, len(old["item_factors"]))
+        found = histories.degrees() > 0
+        folded_in = self.fold_in_items(histories.take(np.flatnonzero(found)))
+        tensors["user_factors"][users[found]] = folded_in[:, : self.config.factors].cpu()
+        return ModelState(tensors)
 
     def epoch(self, tensors: Tensors, fit: CSR, number: int, progress: Progress) -> dict[str, float]:
         """Run an epoch in place; return the mean loss."""
@@ -225,7 +238,7 @@ class PairModel(FactorModel[C]):
         self.backend()  # sets the number of threads
         items = {name: self.tensors[name].cpu() for name in ("item_factors", "item_bias")}
         U = torch.zeros(liked.shape[0], self.config.factors)
-        state = {"user_factors_state": torch.ones_like(U)} if self.states else {}
+        state = {"user_factors_state": torch.ones_like(U)} if self.optimiser_state else {}
         drawn = self.interactions.train.indices if self.popularity else np.arange(liked.shape[1])
         fold_in(
             type(self).kernel,

@@ -43,7 +43,7 @@ class WARP(PairModel[WARPConfig]):
 
     Config = WARPConfig
     kernel = warp_task
-    states = True
+    optimiser_state = True
 
     def kernel_options(self, n_items: int) -> tuple[Any, ...]:
         """Return the learning rate, and the weight of a violator by the draw that found it."""

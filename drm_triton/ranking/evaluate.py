@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Score
+from drm_triton.ranking.known_first import known_first
 from drm_triton.ranking.metrics import ranking_metrics
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex
 
@@ -128,9 +130,12 @@ def membership(items: NDArray[np.int32], sets: CSR) -> NDArray[np.bool_]:
     return (items >= 0) & (keys[found] == wanted) if len(keys) else np.zeros(items.shape, dtype=bool)
 
 
-def factor_ranker(backend: Backend, U: Tensor, V: Tensor, score: Score) -> Ranker:
-    """Return a ranker by the scores of user factors U [M, d] and item factors V [N, d]."""
-    index = TopKIndex(backend, V, score)
+def factor_ranker(backend: Backend, U: Tensor, V: Tensor, score: Score, train: CSR | None = None) -> Ranker:
+    """Return a ranker by the scores of user factors U [M, d] and item factors V [N, d].
+
+    If `train` [M, N] is given, items without interactions in it come after all others: nothing is known about them.
+    """
+    index = known_first(partial(TopKIndex, backend, V, score), None if train is None else train.popularity() > 0)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         items, _ = index.search(U[to_device(torch.from_numpy(users), U.device)], k, seen)

@@ -43,6 +43,7 @@ class HeldOut:
         dataset : the data set, if it is not at the path that the run recorded
         """
         model, data = load(run), dataset_of(run, dataset)
+        data.verify()  # what is measured is only as true as the data
         try:
             return cls(model, data, *model.held_out(data, on))
         except InputError as error:

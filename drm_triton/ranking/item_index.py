@@ -19,6 +19,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.ranking.evaluate import Ranker
+from drm_triton.ranking.known_first import known_first
 
 ROWS = 512  # users whose scores of all items are dense at the same time
 WHOLE_ROWS = 16  # a product is computed for a multiple of so many users
@@ -65,6 +66,24 @@ class ItemWeights:
         if "weights_left" in tensors:
             low_rank = tensors["weights_left"], tensors["weights_right"]
         return cls(sparse, tensors.get("weights"), low_rank)
+
+    def check(self, n_items: int) -> None:
+        """Raise ValueError if the parts are not matrices between so many items, as compiled code expects."""
+        if self.sparse is not None:
+            self.sparse.check_format(full_check=True)
+        tables = [table for table in (self.dense, *(self.low_rank or ())) if table is not None]
+        if self.sparse is None and not tables:
+            raise ValueError("there are none")
+        if self.dense is not None and self.dense.shape != (n_items, n_items):
+            raise ValueError(f"they have the shape {list(self.dense.shape)}")
+        if self.low_rank is not None and not self.low_rank[0].shape == self.low_rank[1].shape == (
+            n_items,
+            self.low_rank[0].shape[-1],
+        ):
+            raise ValueError("their two factors differ in shape")
+        values = [] if self.sparse is None else [torch.from_numpy(self.sparse.data)]
+        if any(table.dtype != torch.float32 for table in (*tables, *values)):
+            raise ValueError("they are not float32")
 
     def scores(self, items: CSR) -> NDArray[np.float32]:
         """Return the scores of all items for users with these items, CSR [m, N]: float32 [m, N]."""
@@ -148,7 +167,7 @@ def _add_product(scores: Tensor, queries: Tensor, right: Tensor) -> None:
 
 def item_ranker(weights: ItemWeights, items: CSR) -> Ranker:
     """Return a ranker of the users with these items, CSR [M, N]."""
-    index = ItemIndex(weights, items.shape[1])
+    index = known_first(partial(ItemIndex, weights, items.shape[1]), items.popularity() > 0)
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
         return index.search(items.take(users), k, seen)[0]

@@ -112,3 +112,20 @@ class Limits:
         sizes = np.bincount(self.attribute, minlength=len(self.complete))
         found: NDArray[np.bool_] = ((n_closed == sizes) & self.complete).any(1)
         return found
+
+
+def parse_limits(at_most: Sequence[str]) -> dict[str, int]:
+    """Return limits that are given as text.
+
+    Examples
+    --------
+    >>> parse_limits(["genre=2"])
+    {'genre': 2}
+    """
+    limits = {}
+    for limit in at_most:
+        name, _, number = limit.rpartition("=")
+        if not name.strip() or not (number.strip().isascii() and number.strip().isdigit()):
+            raise InputError(f"`at_most`: {limit!r} is not an attribute and a number; write for example genre=2")
+        limits[name.strip()] = int(number)
+    return limits

@@ -22,7 +22,7 @@ class PopularIndex:
 
     def __init__(self, train: CSR, candidates: NDArray[np.int64] | None = None) -> None:
         popularity = train.popularity()
-        self.candidates = candidates
+        self.candidates, self.n_items = candidates, train.shape[1]
         self._order = by_popularity(popularity, candidates).astype(np.int32)
         self._scores = popularity[self._order].astype(np.float32)
 

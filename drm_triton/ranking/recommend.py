@@ -32,16 +32,15 @@ from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
-from drm_triton.ranking.item_index import ItemIndex
+from drm_triton.ranking.known_first import Index
 from drm_triton.ranking.popular import PopularIndex
-from drm_triton.ranking.rules import AnyIndex, RuledIndex
-from drm_triton.ranking.topk import QUERIES_PER_BLOCK, TopKIndex
+from drm_triton.ranking.rules import RuledIndex
+from drm_triton.ranking.topk import QUERIES_PER_BLOCK
 
 if TYPE_CHECKING:
     from drm_triton.ranking.per_user import PerUser
 
 Queries = Any  # float32 [m, d] for a TopKIndex, CSR [m, N] for an ItemIndex
-Index = TopKIndex | ItemIndex
 
 MAX_FRAME_ROWS = 1 << 20  # bounds the memory of one frame when k is large
 
@@ -68,18 +67,23 @@ class TargetUsers:
 
 
 def known_users(
-    users: Any, data: Dataset, queries: Callable[[NDArray[np.int64], CSR], Queries], unknown: Unknown
+    users: Any,
+    data: Dataset,
+    queries: Callable[[NDArray[np.int64], CSR], Queries],
+    unknown: Unknown,
+    cold: NDArray[np.bool_] | None = None,
 ) -> TargetUsers:
     """Select users of the data set.
 
     Parameters
     ----------
-    users : external ids; None for all users with interactions
+    users : external ids; None for all users with interactions, and cold users
     data : data set of the model
     queries : maps codes of users [b] and all their items, CSR [b, N], to their queries
     unknown : handling of ids that `find_users` does not find
+    cold : bool [M], users who need no interactions; none by default
     """
-    ids, codes = find_users(users, data, unknown)
+    ids, codes = find_users(users, data, unknown, cold)
     return TargetUsers(ids, codes, data.owned, queries)
 
 
@@ -97,19 +101,22 @@ def new_users(histories: Any, data: Dataset, queries: Callable[[CSR], Queries], 
     return TargetUsers(ids, rows, liked, lambda _, items: queries(items))
 
 
-def find_users(users: Any, data: Dataset, unknown: Unknown) -> tuple[pl.Series, NDArray[np.int64]]:
+def find_users(
+    users: Any, data: Dataset, unknown: Unknown, cold: NDArray[np.bool_] | None = None
+) -> tuple[pl.Series, NDArray[np.int64]]:
     """Return external ids and codes of users, with code -1 for those who get the most popular items.
 
-    A user without interactions, held-out ones included, has an id, but nothing is known about this user. Such users are
-    treated as unknown. When all users are selected (`users` is None), they are skipped with a warning instead of
-    raising an error.
+    A user without interactions, held-out ones included, has an id, but nothing is known about this user, except if it
+    is a `cold` one. Such users are treated as unknown. When all users are selected (`users` is None), they are skipped
+    with a warning instead of raising an error.
     """
     check_unknown(unknown)
     ids = data.user_ids if users is None else as_series(users, "user")
     codes = np.arange(data.n_users) if users is None else lookup(ids, data.user_ids).astype(np.int64)
     known = codes >= 0
     without_interactions = known.copy()
-    without_interactions[known] = data.owned.degrees()[codes[known]] == 0
+    empty = data.owned.degrees() == 0
+    without_interactions[known] = (empty if cold is None else empty & ~cold)[codes[known]]
     found = known & ~without_interactions
     if unknown == "popular" and not found.all():
         typed_ids = ids.cast(data.user_ids.dtype, strict=False)
@@ -248,7 +255,7 @@ def warn_of_unknown_items(missing: pl.Series, total: int, option: str) -> None:
 
 def recommendation_frames(
     users: TargetUsers,
-    index: AnyIndex,
+    index: Index,
     data: Dataset,
     k: int,
     exclude_seen: bool,
@@ -291,7 +298,7 @@ def recommendation_frames(
         yield _ranked_frame("user", users.ids[block], "item", data.item_ids, items, scores)
 
 
-def popular_index(train: CSR, index: AnyIndex) -> PopularIndex | RuledIndex:
+def popular_index(train: CSR, index: Index) -> PopularIndex | RuledIndex:
     """Return an index of the most popular items that obeys the rules of another index."""
     popular = PopularIndex(train, index.candidates)
     return index.over(popular) if isinstance(index, RuledIndex) else popular

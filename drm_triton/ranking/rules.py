@@ -28,10 +28,8 @@ from drm_triton.data.conditions import Condition, conditions
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels.devices import to_device
-from drm_triton.ranking.item_index import ItemIndex
+from drm_triton.ranking.known_first import Index
 from drm_triton.ranking.limits import Limits
-from drm_triton.ranking.popular import PopularIndex
-from drm_triton.ranking.topk import TopKIndex
 
 POOL = 2  # items of the first pool, as a multiple of k
 DIVERSE_POOL = 10  # the same with diversity
@@ -82,9 +80,7 @@ class Rules:
         limits = tuple((name, int(number)) for name, number in (at_most or {}).items())
         return cls(conditions(where), limits, float(diversity))
 
-    def applied(
-        self, index: TopKIndex | ItemIndex, items: pl.DataFrame, factors: Callable[[], NDArray[np.float32]]
-    ) -> AnyIndex:
+    def applied(self, index: Index, items: pl.DataFrame, factors: Callable[[], NDArray[np.float32]]) -> Index:
         """Return an index that obeys `at_most` and `diversity`; the given one if they ask for nothing.
 
         Parameters
@@ -112,18 +108,18 @@ class RuledIndex:
 
     def __init__(
         self,
-        index: TopKIndex | ItemIndex | PopularIndex,
+        index: Index,
         limits: Limits,
         diversity: float = 0.0,
         factors: NDArray[np.float32] | None = None,
     ) -> None:
         self.index, self.limits, self.diversity, self.factors = index, limits, diversity, factors
-        self.candidates = index.candidates
+        self.candidates, self.n_items = index.candidates, index.n_items
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def over(self, index: PopularIndex) -> RuledIndex:
+    def over(self, index: Index) -> RuledIndex:
         """Return the same rules for another ranking."""
         return RuledIndex(index, self.limits, self.diversity, self.factors)
 
@@ -211,9 +207,6 @@ class RuledIndex:
         return items, scores
 
 
-AnyIndex = TopKIndex | ItemIndex | RuledIndex
-
-
 def rows_of(queries: Any, rows: NDArray[np.int64]) -> Any:
     """Return some of the queries of a search."""
     if isinstance(queries, CSR):
@@ -228,8 +221,11 @@ def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _scaled(pool: Items, scores: Scores) -> Scores:
-    """Return scores [m, n], best first, scaled to 0 for the worst and 1 for the best item of the pool."""
-    present = pool >= 0
+    """Return scores [m, n], best first, scaled to 0 for the worst and 1 for the best item of the pool.
+
+    An item that the index ranks last because nothing is known of it has no higher value than those before it.
+    """
+    present, scores = pool >= 0, np.minimum.accumulate(scores, axis=1)
     lowest = np.where(present, scores, np.inf).min(1, keepdims=True)
     above = np.where(present, scores - lowest, 0)
     return (above / np.where(above[:, :1] > 0, above[:, :1], 1)).astype(np.float32, copy=False)

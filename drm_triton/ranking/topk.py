@@ -34,6 +34,7 @@ class TopKIndex:
     def __init__(
         self, backend: Backend, vectors: Tensor, score: Score, candidates: NDArray[np.int64] | None = None
     ) -> None:
+        self.n_items = len(vectors)
         if candidates is not None:
             vectors = vectors[devices.to_device(torch.from_numpy(candidates), vectors.device)]
         self.candidates = candidates

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from drm_triton import atomic
 from drm_triton.progress import SILENT, Reporter
+from drm_triton.report.differences import compare
 from drm_triton.report.measure import measure_runs
 from drm_triton.report.page import render
 
@@ -43,7 +44,8 @@ def write_report(
     Path of the page
     """
     atomic.check_directory(out, overwrite, marker=PAGE)  # fail before the slow part
-    page = render(measure_runs(runs, datasets, on, users, k, reporter))
+    measured = measure_runs(runs, datasets, on, users, k, reporter)
+    page = render(measured, compare(measured, reporter))
     with atomic.directory(out, overwrite, marker=PAGE) as folder:
         (folder / PAGE).write_text(page, encoding="utf-8", newline="\n")
     return Path(out) / PAGE

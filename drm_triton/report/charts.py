@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from drm_triton.names import HEADLINE_METRICS
 from drm_triton.ranking.evaluate import by_activity
 from drm_triton.report import svg
-from drm_triton.report.markup import MAIN_METRIC, METRIC_TITLES, details, escape, table, value
+from drm_triton.report.markup import MAIN_METRIC, details, escape, metric_title, table, value
 from drm_triton.report.measure import MeasuredRun, data_of
 
 MAX_EPOCH_ROWS = 60  # of the table under the curves
@@ -69,8 +69,7 @@ def _chart(runs: Sequence[MeasuredRun], column: str, x_label: str) -> str:
 
 
 def _title(column: str) -> str:
-    metric, _, k = column.removeprefix("valid/").partition("@")
-    return f"Validation {METRIC_TITLES.get(metric, metric)}@{k}" if k else "Loss"
+    return f"Validation {metric_title(column.removeprefix('valid/'))}" if column.startswith("valid/") else "Loss"
 
 
 def _records_table(run: MeasuredRun, columns: Sequence[str]) -> str:

@@ -10,8 +10,21 @@ METRIC_TITLES = {
 }  # fmt: skip
 MAIN_METRIC = "ndcg@10"  # shown at the top, and by user activity
 
+
 # Control characters that HTML forbids or that a parser changes. Tab and newline are allowed.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]")
+
+
+def metric_title(name: str) -> str:
+    """Return the title of a metric.
+
+    Examples
+    --------
+    >>> metric_title("ndcg@10")
+    'NDCG@10'
+    """
+    metric, _, k = name.partition("@")
+    return f"{METRIC_TITLES.get(metric, metric)}@{k}"
 
 
 def escape(text: object) -> str:

@@ -8,17 +8,21 @@ from string import Template
 
 from drm_triton._version import __version__
 from drm_triton.config import TrainConfig
+from drm_triton.experiments.paired import Mean
+from drm_triton.experiments.significance import LEVEL
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
+from drm_triton.ranking.evaluate import Evaluation
 from drm_triton.report import svg
 from drm_triton.report.charts import activity_section, curves_section
+from drm_triton.report.differences import Comparisons, differences_section, intervals_of
 from drm_triton.report.facts import configuration_section, data_section
 from drm_triton.report.markup import MAIN_METRIC, METRIC_TITLES, escape, table, value
 from drm_triton.report.measure import MeasuredRun, RunData, data_of
 from drm_triton.report.users import users_section
 
 
-def render(runs: Sequence[MeasuredRun]) -> str:
-    """Return the HTML of the whole page."""
+def render(runs: Sequence[MeasuredRun], comparisons: Comparisons) -> str:
+    """Return the HTML of the whole page. `comparisons` are those of `differences.compare`."""
     style, script = _asset("style.css"), _asset("script.js")
     names = ", ".join(run.name for run in runs)
     return Template(_asset("page.html")).substitute(
@@ -30,8 +34,9 @@ def render(runs: Sequence[MeasuredRun]) -> str:
         heading=f"<bdi>{escape(names)}</bdi>" if len(runs) == 1 else f"Comparison of {len(runs)} runs",
         different_data=_different_data_note(data_of(runs)),
         overview="".join(_card(number, run) for number, run in enumerate(runs, 1)),
-        metrics_note=_metrics_note(runs),
-        metrics=metrics_table(runs),
+        metrics_note=_metrics_note(runs, bool(comparisons)),
+        metrics=metrics_table(runs, comparisons),
+        differences=differences_section(runs, comparisons),
         min_train=MIN_TRAIN,
         curves=curves_section(runs),
         activity=activity_section(runs),
@@ -57,8 +62,8 @@ def _card(number: int, run: MeasuredRun) -> str:
     if run.records:
         seconds = sum(record["seconds"] for record in run.records)
         n = len(run.records)
-        facts.append(f"{n} epoch{'s' if n != 1 else ''} in {_duration(seconds)}")
-        if run.best_epoch is not None:
+        facts.append(f"{n} epochs in {_duration(seconds)}" if n > 1 else f"trained in {_duration(seconds)}")
+        if n > 1 and run.best_epoch is not None:
             facts[-1] += f"; best: epoch {run.best_epoch}"
     if isinstance(config, TrainConfig):
         facts.append(f"{escape(config.objective)}, {escape(config.score_in_force)} score, {config.factors} factors")
@@ -78,29 +83,35 @@ def _card(number: int, run: MeasuredRun) -> str:
     return f'<li class="card"><h2>{svg.run_label(number, run.name)}</h2>{figure}<p>{"<br>".join(facts)}</p></li>'
 
 
-def metrics_table(runs: Sequence[MeasuredRun]) -> str:
+def metrics_table(runs: Sequence[MeasuredRun], comparisons: Comparisons) -> str:
     """Build the table of metrics.
 
     The columns are, for each data set, its runs and its popularity baseline. The best value of each data set is bold.
+    Metrics that were compared have their intervals.
     """
+    intervals: dict[tuple[int, str], Mean] = {}
     groups, heads, columns = [], [], []
     for data in data_of(runs):
-        models: list[tuple[str, dict[str, float] | None]] = []
+        intervals |= intervals_of(data, runs, comparisons)
+        models: list[tuple[str, Evaluation | None]] = []
         for number, run in enumerate(runs, 1):
             if run.data is data:
-                models.append((svg.run_label(number, run.name), run.evaluation.means if run.evaluation else None))
-        models += [(escape(label), evaluation.means) for label, evaluation in data.baselines()]
+                models.append((svg.run_label(number, run.name), run.evaluation))
+        models += [(escape(label), evaluation) for label, evaluation in data.baselines()]
         groups.append(f'<th scope="colgroup" colspan="{len(models)}"><bdi>{escape(data.name)}</bdi></th>')
         heads += [head for head, _ in models]
-        columns.append([means for _, means in models])
+        columns.append([evaluation for _, evaluation in models])
     rows = []
     for name, title in METRIC_TITLES.items():
         for k in CUT_OFFS:
             cells = []
             for group in columns:
-                values = [None if means is None else means[f"{name}@{k}"] for means in group]
+                values = [None if evaluation is None else evaluation.means[f"{name}@{k}"] for evaluation in group]
                 best = max((v for v in values if v is not None), default=None)
-                cells += [f"<strong>{value(v)}</strong>" if v is not None and v == best else value(v) for v in values]
+                for v, evaluation in zip(values, group, strict=True):
+                    cell = f"<strong>{value(v)}</strong>" if v is not None and v == best else value(v)
+                    mean = intervals.get((id(evaluation), f"{name}@{k}"))
+                    cells.append(cell + (f"<small>{mean.low:.4f}–{mean.high:.4f}</small>" if mean else ""))
             rows.append((f"{title}@{k}", *cells))
     if all(run.evaluation is None for run in runs):
         return ""
@@ -108,7 +119,7 @@ def metrics_table(runs: Sequence[MeasuredRun]) -> str:
     return table("Metrics of each run", ["", *heads], rows, above, "figures metrics")
 
 
-def _metrics_note(runs: Sequence[MeasuredRun]) -> str:
+def _metrics_note(runs: Sequence[MeasuredRun], has_intervals: bool) -> str:
     """Say which users the means are over, and which runs were not evaluated."""
     sources = []
     for data in data_of(runs):
@@ -118,7 +129,10 @@ def _metrics_note(runs: Sequence[MeasuredRun]) -> str:
     content = ""
     if sources:
         within = " and data set" if len(sources) > 1 else ""
-        content = f'<p class="quiet">Means over {", ".join(sources)}. The best value of each row{within} is bold.</p>'
+        content = f'<p class="quiet">Means over {", ".join(sources)}. The best value of each row{within} is bold.'
+        if has_intervals:
+            content += f" Under some values is their {100 * LEVEL:g} % interval over users."
+        content += "</p>"
     for run in runs:
         if run.evaluation is None:
             content += (

@@ -8,10 +8,10 @@ are found in dictionaries, so no frame is built on the way.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.data.ids import SHOWN, IdIndex
 from drm_triton.errors import InputError
-from drm_triton.ranking.recommend import Index, popular_items
+from drm_triton.ranking.known_first import Index
+from drm_triton.ranking.popular import PopularIndex
+from drm_triton.ranking.recommend import popular_index, popular_items
+from drm_triton.ranking.rules import RuledIndex, Rules
 from drm_triton.recommender import Recommender
+from drm_triton.serving.metrics import Metrics
+from drm_triton.serving.search import ItemSearch
 
 # Requests in one call. They fit into one block of queries (64 on a GPU, 128 or 256 on a CPU), so they share each read
 # of an item.
@@ -34,6 +39,8 @@ ExternalId = int | str
 ItemCodes = NDArray[np.int32]  # ascending, without repeats
 
 NO_ITEMS: ItemCodes = np.zeros(0, dtype=np.int32)
+NO_RULES = Rules()
+MAX_RULES = 32  # sets of rules whose indexes are kept
 
 
 class UnknownIdError(InputError):
@@ -49,10 +56,16 @@ class MicroBatcher(Generic[Request, Result]):
     ----------
     process : returns the results of a batch of requests, in order
     pool : executor that runs `process`
+    on_batch : called with the size of each batch
     """
 
-    def __init__(self, process: Callable[[list[Request]], Sequence[Result]], pool: Executor) -> None:
-        self._process, self._pool = process, pool
+    def __init__(
+        self,
+        process: Callable[[list[Request]], Sequence[Result]],
+        pool: Executor,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._process, self._pool, self._on_batch = process, pool, on_batch
         self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
         self._worker: asyncio.Task[None] | None = None
 
@@ -67,6 +80,7 @@ class MicroBatcher(Generic[Request, Result]):
     async def _process_all(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            self._on_batch(len(batch))
             requests, futures = [request for request, _ in batch], [future for _, future in batch]
             try:
                 results = await asyncio.get_running_loop().run_in_executor(self._pool, self._process, requests)
@@ -98,9 +112,11 @@ class TopKResult(NamedTuple):
 
 def search_batch(index: Index, requests: list[TopKRequest]) -> list[TopKResult]:
     """Answer requests with one search; it looks for the largest k, and each result is cut to its own k."""
+    if isinstance(index, RuledIndex) and len({request.k for request in requests}) > 1:
+        return [search_batch(index, [request])[0] for request in requests]  # a shorter list may have other items
     k = min(max(request.k for request in requests), len(index))
     queries: Any = index.stack([request.query for request in requests])
-    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], len(index)))
+    codes, scores = index.search(queries, k, CSR.from_rows([request.excluded for request in requests], index.n_items))
     results = []
     for request, row, row_scores in zip(requests, codes.tolist(), scores.tolist(), strict=True):
         n_found = row.index(-1) if row[-1] == -1 else k
@@ -114,6 +130,13 @@ def row_of(queries: Any, number: int) -> Any:
     return queries.row(number) if isinstance(queries, CSR) else queries[number]
 
 
+class Searches(NamedTuple):
+    """How items are found under some rules: by a model, and by popularity."""
+
+    best: MicroBatcher[TopKRequest, TopKResult]
+    popular: Index
+
+
 class Engine:
     """Answers single requests from a fitted model: ids in, JSON-ready dictionaries out.
 
@@ -122,14 +145,19 @@ class Engine:
     "error" raises UnknownIdError; "popular" ignores them and lists the most popular items if nothing else is left.
     """
 
-    def __init__(self, model: Recommender[Any]) -> None:
-        data = model.interactions
+    def __init__(self, model: Recommender[Any], metrics: Metrics | None = None) -> None:
+        self.metrics = metrics = metrics or Metrics()
+        self.model, data = model, model.interactions
         self.train = data.train
+        self.seen = data.owned  # what a user has, which is not recommended
         self.users, self.items = IdIndex(data.user_ids), IdIndex(data.item_ids)
         self.titles: list[str | None] | None = (
             None if data.item_titles is None else data.item_titles.cast(pl.String).to_list()
         )
+        self.cold_users, self.known_items = model.cold_users, model.known_items()
+        self.cold_items = frozenset(np.flatnonzero(model.cold_items).tolist())
         self.by_popularity: list[int] = popular_items(data.train, data.n_items).tolist()
+        self.search = ItemSearch(self.items.ids, self.titles, self.by_popularity)
         item_index = model.index()
         similarity_index, self.similarity_queries = model.similarity(np.arange(data.n_items, dtype=np.int32))
         self.user_queries = model.queries(np.arange(data.n_users))
@@ -142,41 +170,54 @@ class Engine:
         item_0 = np.zeros(1, dtype=np.int32)
         search_batch(item_index, [TopKRequest(fold_in_batch([item_0])[0], item_0, 1)])
         search_batch(similarity_index, [TopKRequest(row_of(self.similarity_queries, 0), item_0, 1)])
-        # Each batcher occupies at most one thread. `initializer` gives it the model's number of kernel threads.
-        pool = ThreadPoolExecutor(3, "serve", initializer=model.backend)
-        self._best_items = MicroBatcher(partial(search_batch, item_index), pool)
-        self._similar_items = MicroBatcher(partial(search_batch, similarity_index), pool)
-        self._fold_in = MicroBatcher(fold_in_batch, pool)
+        # Each batcher occupies at most one thread, and a search for text another. `initializer` gives them the model's
+        # number of kernel threads. The threads end when the engine is no longer used.
+        self._pool = pool = ThreadPoolExecutor(4, "serve", initializer=model.backend)
+        self._best_items = MicroBatcher(partial(search_batch, item_index), pool, partial(metrics.batch, "search"))
+        self._similar_items = MicroBatcher(
+            partial(search_batch, similarity_index), pool, partial(metrics.batch, "similar")
+        )
+        self._fold_in = MicroBatcher(fold_in_batch, pool, partial(metrics.batch, "fold_in"))
+        self._without_rules = Searches(self._best_items, PopularIndex(data.train))
+        self._ruled: OrderedDict[Rules, Searches] = OrderedDict()  # the last used at the end
 
-    async def recommend(self, user: str, k: int, exclude_seen: bool, unknown: str) -> dict[str, Any]:
+    async def recommend(
+        self, user: str, k: int, exclude_seen: bool, unknown: str, rules: Rules = NO_RULES
+    ) -> dict[str, Any]:
         """Return what `Recommender.recommend` returns for one user."""
         code = self.users.find(user)
-        seen = NO_ITEMS if code is None else self.train.row(code)
-        if code is None or len(seen) == 0:
+        searches = await self._searches(rules)
+        seen = NO_ITEMS if code is None else self.seen.row(code)
+        cold = code is not None and bool(self.cold_users[code])
+        if code is None or (len(seen) == 0 and not cold):
             if unknown == "popular":
                 user_id = user if code is None else self.users.ids[code]
-                return {"user": user_id, "items": self._popular_items(k, NO_ITEMS)}
+                return {"user": user_id, "items": self._popular_items(searches, k, NO_ITEMS)}
             if code is None:
                 raise unknown_id_error("user", [user])
-            raise UnknownIdError(f"user {user[:80]!r} has no interactions in the training data")
-        best = await self._best_items.submit(
-            TopKRequest(row_of(self.user_queries, code), seen if exclude_seen else NO_ITEMS, k)
-        )
-        return {"user": self.users.ids[code], "items": self._describe(*best)}
+            raise UnknownIdError(f"user {user[:80]!r} has no interactions in the data set")
+        if cold or len(self.train.row(code)):
+            query = row_of(self.user_queries, code)
+        else:  # the model has learned nothing of this user, whose items were all held out
+            query = await self._fold_in.submit(seen)
+        best = await searches.best.submit(TopKRequest(query, seen if exclude_seen else NO_ITEMS, k))
+        answer = {"user": self.users.ids[code], "items": self._describe(*best)}
+        return {**answer, "cold": True} if cold else answer
 
     async def recommend_from(
-        self, liked: list[ExternalId], k: int, exclude: list[ExternalId], unknown: str
+        self, liked: list[ExternalId], k: int, exclude: list[ExternalId], unknown: str, rules: Rules = NO_RULES
     ) -> dict[str, Any]:
         """Return what `Recommender.recommend_from` returns for one new user."""
         history, unknown_liked = self.items.split(liked)
         if unknown_liked and unknown == "error":
             raise unknown_id_error("item", unknown_liked)
-        excluded = np.union1d(history, self.items.split(exclude)[0])
+        searches = await self._searches(rules)
+        excluded = np.union1d(history, self.items.split(exclude)[0]) if exclude else history
         if len(history):
             vector = await self._fold_in.submit(history)
-            items = self._describe(*await self._best_items.submit(TopKRequest(vector, excluded, k)))
+            items = self._describe(*await searches.best.submit(TopKRequest(vector, excluded, k)))
         else:
-            items = self._popular_items(k, excluded)
+            items = self._popular_items(searches, k, excluded)
         return {"items": items, "unknown": unknown_liked}
 
     async def similar(self, item: str, k: int) -> dict[str, Any]:
@@ -184,23 +225,49 @@ class Engine:
         code = self.items.find(item)
         if code is None:
             raise unknown_id_error("item", [item])
+        if not self.known_items[code]:
+            raise UnknownIdError(f"item {item[:80]!r} has neither interactions nor attributes to compare it by")
         itself = np.array([code], dtype=np.int32)
         similar = await self._similar_items.submit(TopKRequest(row_of(self.similarity_queries, code), itself, k))
         return {"item": self.items.ids[code], "items": self._describe(*similar)}
 
+    async def find(self, text: str, k: int) -> dict[str, Any]:
+        """Return at most k items whose title or id contains a text."""
+        codes = await asyncio.get_running_loop().run_in_executor(self._pool, self.search.find, text, k)
+        rows = self._describe(codes, [None] * len(codes))
+        return {"items": [{name: row[name] for name in row if name not in ("score", "cold")} for row in rows]}
+
+    async def _searches(self, rules: Rules) -> Searches:
+        """Return the searches that obey rules. Those of the last few rules are kept."""
+        if rules == NO_RULES:
+            return self._without_rules
+        if rules not in self._ruled:
+            make = asyncio.get_running_loop().run_in_executor
+            index = await make(self._pool, self.model.ruled_index, rules)
+            best = MicroBatcher(partial(search_batch, index), self._pool, partial(self.metrics.batch, "search"))
+            self._ruled[rules] = Searches(best, popular_index(self.train, index))
+            if len(self._ruled) > MAX_RULES:
+                self._ruled.popitem(last=False)
+        self._ruled.move_to_end(rules)
+        return self._ruled[rules]
+
     def _describe(self, codes: Iterable[int], scores: Iterable[float | None]) -> list[dict[str, Any]]:
-        """Return ids, titles and scores of items."""
+        """Return ids, titles and scores of items, and flag cold ones."""
         ids, titles = self.items.ids, self.titles
         if titles is None:
-            return [{"item": ids[code], "score": score} for code, score in zip(codes, scores, strict=True)]
-        return [
-            {"item": ids[code], "title": titles[code], "score": score}
-            for code, score in zip(codes, scores, strict=True)
-        ]
+            rows = [{"item": ids[code], "score": score} for code, score in zip(codes, scores, strict=True)]
+        else:
+            rows = [
+                {"item": ids[code], "title": titles[code], "score": score}
+                for code, score in zip(codes, scores, strict=True)
+            ]
+        if self.cold_items:
+            for code, row in zip(codes, rows, strict=True):
+                row["cold"] = code in self.cold_items
+        return rows
 
-    def _popular_items(self, k: int, excluded: ItemCodes) -> list[dict[str, Any]]:
-        left_out = set(excluded.tolist())
-        codes = list(islice((code for code in self.by_popularity if code not in left_out), k))
+    def _popular_items(self, searches: Searches, k: int, excluded: ItemCodes) -> list[dict[str, Any]]:
+        codes = search_batch(searches.popular, [TopKRequest(None, excluded, k)])[0].codes
         return self._describe(codes, [None] * len(codes))
 
 

@@ -46,7 +46,7 @@ class DeviceStep:
         """Take the step, and move the clock on."""
         config, plan = self.config, self.plan
         epoch, position, _ = self.clock.double()
-        lr = rate_at(config, epoch, position, plan.n_lists)
+        lr = rate_at(config, epoch, position, plan.n_lists, self.state.first_epoch)
         batch = self.sampling.sample_at(plan, self.clock, config.batch_in_force)
         weights = plan.list_weights(batch)
         train_step(self.state, batch, config, self.objective, self.backend, lr, weights, self.clock[2])

@@ -69,7 +69,7 @@ def train(
         check_factors(state, config)
         losses = {name: total / plan.n_lists for name, total in state.sums.items()}
         speed = {"lists": plan.n_lists, "lists_per_second": plan.n_lists / max(state.seconds, 1e-9)}
-        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force)
+        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force, fit)
         end = finish_epoch(state, config, dataset, fit, rank, {**losses, **speed})
         stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
         if any(stops):
@@ -137,7 +137,11 @@ def can_validate(config: Config, dataset: Dataset) -> bool:
 
 
 def check_factors(state: State, config: TrainConfig) -> None:
-    """Raise if factors are not finite. Called before they are saved."""
+    """Raise if factors or Adagrad's sums are not finite. Called before they are saved."""
     for name, table in (("user", state.U), ("item", state.V)):
         if not torch.isfinite(table.sum()):  # rows lie in the unit ball: the sum is finite only if all values are
             raise diverged(f"{name} factors are not finite in epoch {state.epoch + 1}", config)
+    for name, sums in (("user", state.U_state), ("item", state.V_state)):
+        # Gradients whose squares overflow: a row with an infinite sum would never move again.
+        if sums.numel() and not torch.isfinite(sums.max()):
+            raise diverged(f"Adagrad's sums of the {name} gradients overflow in epoch {state.epoch + 1}", config)

@@ -1,7 +1,7 @@
 """The run directory: what training writes to disk, and how it resumes.
 
 config.toml     the resolved configuration
-env.json        versions, machine, GPU and its launch options, data set and its checksum
+env.json        versions, machine, GPU and its launch options, data set and its checksum; in an update, the old model
 metrics.jsonl   one line per epoch; metrics.csv has the same columns
 last/, best/    checkpoints, see `checkpoint`: the latest, and the best by the monitored metric
 curves.png      loss and validation metrics over epochs and seconds
@@ -23,15 +23,19 @@ from torch import Tensor
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.base_config import Config
+from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
-from drm_triton.kernels import get_backend
+from drm_triton.kernels import get_backend, why_not
+from drm_triton.lock import Lock
 from drm_triton.machine import processor, versions
 from drm_triton.names import BackendChoice
 from drm_triton.training import checkpoint
-from drm_triton.training.state import EpochEnd, Progress
+from drm_triton.training.state import EpochEnd, Progress, checked_counters
+from drm_triton.training.warm_start import WarmStart
 
 Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and counters of a checkpoint
+MARKER = "last/data/meta.json"  # by which `overwrite` recognises a run; any directory may have a config.toml
 # options that do not change what was trained so far
 RESUMABLE = {"epochs", "stop_after", "patience", "threads", "backend"}
 
@@ -39,20 +43,36 @@ RESUMABLE = {"epochs", "stop_after", "patience", "threads", "backend"}
 class Run:
     """An open run directory. As a callback of `loop.train` it records each epoch."""
 
-    def __init__(self, path: Path, config: Config, records: list[dict[str, Any]]) -> None:
-        self.path, self.config, self.records = path, config.resolved(), records
+    def __init__(self, path: Path, config: Config, records: list[dict[str, Any]], lock: Lock) -> None:
+        self.path, self.config, self.records, self.lock = path, config.resolved(), records, lock
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, dataset: Dataset, fit: CSR) -> "Run":
-        """Create a run directory. A directory that is not empty is refused."""
-        path = new_directory(path)
-        with atomic.directory(path, overwrite=True) as folder:  # no marker: it replaces only an empty directory
+    def create(
+        cls,
+        path: str | Path,
+        config: Config,
+        dataset: Dataset,
+        fit: CSR,
+        overwrite: bool = False,
+        start: WarmStart | None = None,
+    ) -> "Run":
+        """Create a run directory. A directory that is not empty is refused, unless it is a run to `overwrite`.
+
+        The start of an update is stored as the first checkpoint, so that the run resumes without the old model.
+        """
+        dataset.verify()  # its checksum is recorded
+        path = Path(path) if overwrite and Path(path).is_dir() else new_directory(path)
+        described = environment(config, dataset) | ({} if start is None else {"from": start.origin})
+        marker = MARKER if overwrite else None  # without a marker, only an empty directory is replaced
+        with atomic.directory(path, True, marker, last="config.toml") as folder:
             interactions_only(dataset, fit, config.fit_parts).save(folder / "last" / "data")
             (folder / "best").mkdir()
+            if start is not None and start.state is not None:
+                _write_state(folder / "last" / checkpoint.FILE, config.resolved(), start.state)
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
-            atomic.write_text(folder / "env.json", json.dumps(environment(config, dataset), indent=2) + "\n")
+            atomic.write_text(folder / "env.json", json.dumps(described, indent=2) + "\n")
             atomic.write_text(folder / "config.toml", config.resolved().to_toml())
-        return cls(path, config, [])
+        return cls(path, config, [], Lock(path, "run"))
 
     @classmethod
     def open(cls, path: str | Path, dataset: Dataset, config: Config) -> tuple["Run", Stored | None]:
@@ -65,23 +85,40 @@ class Run:
         config = config.resolved()
         changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
         check_resumable(path, config, changed)
+        dataset.verify()  # its checksum is compared
         recorded = str(read_environment(path)["data"].get("checksum"))
         if recorded != dataset.checksum:
             raise InputError(
                 f"{path} was trained on other data than {dataset.path or 'the data set given'} "
                 f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
             )
-        if changed:
-            atomic.write_text(path / "config.toml", config.to_toml())
-        for left in path.glob(f"*/.*{atomic.PARTIAL}"):  # from a process that was killed while writing
-            left.unlink()
+        lock = Lock(path, "run")
+        try:
+            if changed:
+                atomic.write_text(path / "config.toml", config.to_toml())
+            return cls._of_last_checkpoint(path, config, changed, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _of_last_checkpoint(
+        cls, path: Path, config: Config, changed: Sequence[str], lock: Lock
+    ) -> tuple["Run", Stored | None]:
+        for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
+            left.unlink()  # from a process that was killed while writing
         if not (path / "last" / checkpoint.FILE).exists():
-            return cls(path, config, []), None
+            return cls(path, config, [], lock), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
-        counters: dict[str, Any] = metadata["training"]
+        counters = checked_counters(metadata.get("training"), path / "last" / checkpoint.FILE)
+        if counters.get("first_epoch") and config.epochs_matter and "stop_after" in changed:
+            raise InputError(
+                f"{path}: a resumed update cannot change `stop_after`: the linear schedule of the learning rate "
+                "depends on it"
+            )
         # A run that was killed after recording an epoch and before saving it has one line too many.
         records = [record for record in read_metrics(path) if record["epoch"] <= counters["epoch"]]
-        run = cls(path, config, records)
+        run = cls(path, config, records, lock)
         if records:
             run.write_metrics()  # drop that line even if no epoch follows
         return run, (tensors, counters)
@@ -100,15 +137,25 @@ class Run:
 
     def save(self, state: Progress, best: bool = False) -> None:
         """Write the state to last/, and also to best/ if it is the best so far."""
-        metadata = {"model": self.config.model, "config": self.config.to_dict(), "training": state.counters()}
         also = self.path / "best" / checkpoint.FILE if best else None
-        checkpoint.write_tensors(self.path / "last" / checkpoint.FILE, state.tensors(), metadata, also)
+        _write_state(self.path / "last" / checkpoint.FILE, self.config, state, also)
 
     def draw_curves(self) -> None:
         """Write curves.png."""
         from drm_triton.plots import learning_curves
 
-        atomic.write_file(self.path / "curves.png", lambda place: learning_curves(self.records, place))
+        config, best = self.config, best_record(self.records, self.config.monitor).get("epoch")
+        objective = f", objective {config.objective}" if isinstance(config, TrainConfig) else ""
+        title = f"{self.path.resolve().name}: model {config.model}{objective}"
+        factors = {"drm": config.lam} if isinstance(config, TrainConfig) else {}
+        atomic.write_file(
+            self.path / "curves.png", lambda place: learning_curves(self.records, place, title, best, factors)
+        )
+
+
+def _write_state(path: Path, config: Config, state: Progress, also: Path | None = None) -> None:
+    metadata = {"model": config.model, "config": config.to_dict(), "training": state.counters()}
+    checkpoint.write_tensors(path, state.tensors(), metadata, also)
 
 
 def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("train",)) -> Dataset:
@@ -128,9 +175,12 @@ def new_directory(path: str | Path) -> Path:
     path = Path(path)
     try:
         if (path / "config.toml").exists():
-            raise InputError(f"{path} already contains a run; resume it with `resume`, or give another `run`")
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
+            raise InputError(
+                f"{path} already contains a run; resume it with `resume`, replace it with `overwrite`, or give another "
+                "`run`"
+            )
+        Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
+        if not atomic.is_empty(path):
             raise InputError(f"{path} exists and is not empty; give another `run`")
     except OSError as error:
         raise InputError(f"{path}: cannot create the run directory ({error.strerror}); give another `run`") from None
@@ -187,7 +237,7 @@ def read_environment(path: str | Path) -> dict[str, Any]:
         environment = json.loads(file.read_text("utf-8"))
         if not isinstance(environment, dict) or not isinstance(environment.get("data"), dict):
             raise ValueError("it does not describe a run")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {file}: {error}; move the file away, or start a new run") from error
     return environment
 
@@ -204,7 +254,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
                 raise ValueError("it is not the record of an epoch")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number > len(lines):
                 break
             raise DrmError(f"{file} is damaged: line {number} ({error}); remove it and resume the run") from None
@@ -224,7 +274,12 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
         "drm_triton": __version__,
         "python": platform.python_version(),
         "packages": versions(),
-        "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            **vectors(),
+        },
         "gpu": gpu_in_use(config.backend),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
@@ -235,6 +290,19 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
             "items": dataset.n_items,
         },
     }
+
+
+def vectors() -> dict[str, Any]:
+    """Return what the CPU kernels are compiled for: LLVM's name of the processor, and the bits of a vector.
+
+    Both decide the order of sums, and with it how results are rounded. They are None without Numba.
+    """
+    if why_not("cpu") is not None:
+        return {"compiled_for": None, "vector_bits": None}
+    from drm_triton.kernels.cpu.runtime.numba_private import target_name
+    from drm_triton.kernels.cpu.runtime.simd import LANES
+
+    return {"compiled_for": target_name(), "vector_bits": 32 * LANES}
 
 
 def gpu_in_use(backend: BackendChoice) -> dict[str, Any] | None:

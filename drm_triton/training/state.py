@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drm_triton.names import LOSSES
+from drm_triton.errors import InputError
+from drm_triton.names import HEADLINE_METRICS, LOSSES
 
 LOSS_SUMS = ("loss", *LOSSES)
 TENSORS = {"user_factors": "U", "item_factors": "V", "user_state": "U_state", "item_state": "V_state"}
@@ -18,6 +19,7 @@ class Progress:
     """What all models count while they are trained. A checkpoint holds these numbers beside the tensors."""
 
     epoch: int = 0  # completed epochs
+    first_epoch: int = 0  # the completed epochs that an update began with, see `warm_start`
     position: int = 0  # completed lists of the current epoch
     step: int = 0
     seconds: float = 0.0  # spent on the current epoch, without validation
@@ -37,6 +39,24 @@ class Progress:
     def start_epoch(self) -> None:
         """Reset what is counted within an epoch."""
         self.position, self.seconds, self.sums = 0, 0.0, dict.fromkeys(self.sums, 0.0)
+
+
+def checked_counters(counters: Any, where: Any) -> dict[str, Any]:
+    """Return the counters of a checkpoint. Raise if one of them is missing or has another type."""
+    whole, number = (int,), (int, float)
+    kinds: dict[str, tuple[type, ...]] = {
+        "epoch": whole, "position": whole, "step": whole, "stale": whole, "seconds": number, "sums": (dict,),
+        "best": (*number, type(None)), "best_epoch": (*whole, type(None)), "first_epoch": whole,
+    }  # fmt: skip
+    given = {"first_epoch": 0, **counters} if isinstance(counters, dict) else {}  # version 0.2 had no updates
+    for name, kind in kinds.items():
+        value = given.get(name, "missing")
+        negative = isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or (kind == whole and negative):
+            raise InputError(f"{where} cannot be resumed: its counter {name} is {value!r}; start a new run")
+    if given.keys() != kinds.keys() or not all(type(value) in number for value in given["sums"].values()):
+        raise InputError(f"{where} cannot be resumed: its counters are not those of a training; start a new run")
+    return given
 
 
 @dataclass
@@ -75,13 +95,24 @@ class State(Progress):
             self.unread.zero_()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochEnd:
-    """What a callback receives after each epoch."""
+    """What a callback receives after each epoch.
+
+    Examples
+    --------
+    >>> EpochEnd({"epoch": 3, "loss": 1.25, "drm": 0.25, "seconds": 2.0, "valid/ndcg@10": 0.12345}, Progress(), True)
+    EpochEnd(epoch=3, loss=1.25, valid/ndcg@10=0.1235, improved=True)
+    """
 
     record: dict[str, Any]  # one line of metrics.jsonl
     state: Progress
     improved: bool  # the monitored metric is the best so far; always True if no metric is monitored
+
+    def __repr__(self) -> str:
+        shown = [name for name in ("epoch", "loss", *HEADLINE_METRICS) if name in self.record]
+        values = "".join(f"{name}={self.record[name]:.4g}, " for name in shown)
+        return f"EpochEnd({values}improved={self.improved})"
 
 
 EpochCallback = Callable[[EpochEnd], bool | None]  # returns True to end the training

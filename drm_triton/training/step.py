@@ -25,6 +25,7 @@ from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
 
+LARGE_WEIGHT = 1e3  # of a part of the loss; a larger one may be why a training diverges
 READ_EVERY = 64  # steps between two looks at the losses on a GPU
 
 
@@ -161,19 +162,29 @@ def diverged(what: str, config: TrainConfig) -> DrmError:
 def smaller_steps(config: TrainConfig) -> str:
     """Return which options make steps smaller, for messages."""
     raised = [name for name in ("temperature", "tau") if name not in config.idle()]
-    return " or ".join(["a lower `lr`", *(f"a higher `{name}`" for name in raised[:1])])
+    lowered = [name for name in ("lam", "cov") if name not in config.idle() and getattr(config, name) > LARGE_WEIGHT]
+    options = [
+        "a lower `lr`",
+        *(f"a lower `{name}`" for name in lowered),
+        *(f"a higher `{name}`" for name in raised[:1]),
+    ]
+    return " or ".join(options)
 
 
 def learning_rate(state: State, config: TrainConfig, n_lists: int) -> float:
     """Return the learning rate of the next step."""
-    return float(rate_at(config, state.epoch, state.position, n_lists))
+    return float(rate_at(config, state.epoch, state.position, n_lists, state.first_epoch))
 
 
-def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int) -> Any:
-    """Return the learning rate at a position in an epoch: a number, or a tensor if they are numbers on a device."""
+def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int, first_epoch: int = 0) -> Any:
+    """Return the learning rate at a position in an epoch: a number, or a tensor if they are numbers on a device.
+
+    An update takes the epochs after `first_epoch`, and its rate falls from `lr` to 0 over them.
+    """
     if config.schedule == "constant":
         return config.lr
-    return config.lr * (1 - (epoch + position / n_lists) / config.epochs)
+    last = config.last_epoch if first_epoch else config.epochs
+    return config.lr * (1 - (epoch - first_epoch + position / n_lists) / (last - first_epoch))
 
 
 def objective_of(config: TrainConfig, n_items: int) -> Objective:

@@ -17,6 +17,7 @@ one, and an interrupted study continues with the trials that it would have run.
 import json
 import math
 import random
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,18 +29,30 @@ from drm_triton import atomic
 from drm_triton.base_config import Config, in_file, overridden
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError
+from drm_triton.lock import Lock
 from drm_triton.models import model_class
 from drm_triton.models.configs import config_class
 from drm_triton.names import MIN_TRAIN
 from drm_triton.options import ALIASES, FILE_NAMES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
+from drm_triton.training.display import announced_compilation
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 from drm_triton.training.weights import require_weights
 
-FIXED_ONLY = ("seed", "monitor", "fit_on", "eval_every", "patience", "backend", "threads")  # never searched
+FIXED_ONLY = (
+    "seed",
+    "monitor",
+    "fit_on",
+    "eval_every",
+    "patience",
+    "stop_after",
+    "backend",
+    "threads",
+)  # never searched
 FREE = ("backend", "threads")  # may change between the sessions of a study
+MAX_VALIDATIONS = 20  # of a trial
 
 Point = dict[str, Any]  # a point of the search space: option -> value, under the names in files
 Record = dict[str, Any]  # one line of trials.jsonl
@@ -122,9 +135,9 @@ class Study:
             require_weights(dataset.train, transform)
         self.model(self.base).backend()  # fail early if the backend cannot be used
         self.model(self.base).check_fit(dataset, dataset.train)
+        dataset.verify()  # its checksum is recorded or compared
         self._open()
         self.records = self._read()
-        self._write()  # a killed process may have written trials.jsonl only
 
     @property
     def metric(self) -> str:
@@ -157,15 +170,25 @@ class Study:
 
     def run(self, trials: int, seconds: float | None = None, reporter: Reporter = SILENT) -> None:
         """Run the unfinished trials up to `trials`. Start no trial after `seconds`."""
+        with Lock(self.path, "study"):
+            self.records = self._read()  # another process may have finished some since
+            self._write()  # a killed process may have written trials.jsonl only
+            self._run(trials, seconds, reporter)
+
+    def _run(self, trials: int, seconds: float | None, reporter: Reporter) -> None:
         if next(self.remaining(trials), None) is None:
             return
-        with reporter.step("load the kernels (compiled at first use)"):
+        with announced_compilation(reporter), reporter.step("load the kernels"):
             # The time of a trial then includes compiling only for options that need another variant of a kernel.
             self.model(self.base).warm_up()
         for number, point in self.remaining(trials, seconds):
             title = f"trial {number} ({number + 1}/{trials})"
             with reporter.step(title, self.config(point).epochs, "epochs") as step:
-                step.note(self.describe(self.attempt(number, point, step.advance)))
+                record = self.attempt(number, point, step.advance)
+                step.note(self.describe(record))
+            options = ", ".join(f"{name} {record[name]}" for name in self.space if record[name] is not None)
+            if options:
+                reporter.line(textwrap.indent(textwrap.fill(options, 76), "  "))
 
     def remaining(self, trials: int, seconds: float | None = None) -> Iterator[tuple[int, Point]]:
         """Yield number and point of each unfinished trial up to `trials`, and stop after `seconds`."""
@@ -190,7 +213,7 @@ class Study:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # not again in each trial
-                self.model(with_validations(self.config(point))).fit(self.dataset, [epoch_end])
+                self.model(with_validations(self.config(point))).fit(self.dataset, [epoch_end], progress=False)
         except InputError:  # the data is wrong, and every trial would fail
             raise
         except (DrmError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory runs out
@@ -201,12 +224,11 @@ class Study:
         return self.records[-1]
 
     def describe(self, record: Record) -> str:
-        """Return one line about a finished trial: its metric, the best so far, and its options."""
-        options = ", ".join(f"{name} {record[name]}" for name in self.space if record[name] is not None)
+        """Return one line about a finished trial: its metric, and the best so far."""
         if record["status"] == "failed":
-            return f"failed: {record['error']}; {options}"
+            return f"failed: {record['error']}"
         best, value = self.best or record, f"{self.base.monitor} {record[self.metric]:.4f}"
-        return f"{value}, best {best[self.metric]:.4f} (trial {best['number']}); {options}"
+        return f"{value}, best {best[self.metric]:.4f} (trial {best['number']})"
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -295,9 +317,9 @@ def with_validations(config: Config) -> Config:
     A final training on train and valid has no validation part, so it ends with its last epoch. With a constant learning
     rate, epoch e does not depend on the number of epochs. A trial is therefore evaluated by its best epoch, and a later
     training can stop there. The linear schedule depends on the number of epochs, so only the last epoch can be
-    reproduced.
+    reproduced. Ranking all items can take longer than an epoch, so there are at most MAX_VALIDATIONS of them.
     """
-    every = config.epochs if config.epochs_matter else max(config.eval_every, 1)
+    every = config.epochs if config.epochs_matter else max(config.eval_every, -(-config.epochs // MAX_VALIDATIONS))
     return replaced(config, eval_every=every)
 
 

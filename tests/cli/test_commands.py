@@ -69,6 +69,46 @@ def test_help_has_examples(command: str) -> None:
     assert (code, err) == (0, "")
     assert "Examples:" in out
     assert f"drm-triton {command}" in out.split("Examples:")[1]
+    assert "<bool>" not in out  # a flag has no value
+
+
+@pytest.mark.parametrize("command", ["prepare", "train", "tune", "compare", "recommend", "similar", "export", "report"])
+def test_what_is_written_is_called_out_and_replaced_with_overwrite(command: str) -> None:
+    out = call(command, "--help")[1]
+    assert "--out" in out
+    assert "--overwrite" in out
+    assert "--quiet" in out
+
+
+@pytest.mark.parametrize("command", ["info", "train", "tune"])
+def test_a_data_set_is_the_first_argument(command: str) -> None:
+    for line in ([command, "nowhere"], [command, "--dataset", "nowhere"], [command, "-d", "nowhere"]):
+        code, _, err = call(*line)
+        assert (code, err.startswith("error: no data set at nowhere")) == (2, True), line
+    assert call(command)[2].startswith("error: DATASET is missing")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_first_word_comes_before_torch(tmp_path: Path) -> None:
+    import os
+    import pty
+
+    # Importing torch fails, so that only what comes before it can be seen.
+    code = "import sys; sys.modules['torch'] = None; from drm_triton.cli import main; main()"
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-c", code, "evaluate", "run"]
+    with subprocess.Popen(words, stderr=theirs, stdout=theirs, cwd=tmp_path, env=environment()) as child:
+        os.close(theirs)
+        screen = b""
+        try:
+            while block := os.read(ours, 4096):
+                screen += block
+        except OSError:
+            pass  # Linux raises when the other side closes
+    assert child.returncode == 1
+    first, then = screen.decode().split("\x1b[K")  # the word is erased
+    assert first == "starting ...\r"
+    assert then.startswith("error: ")
 
 
 @pytest.mark.parametrize(

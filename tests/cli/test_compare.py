@@ -20,10 +20,15 @@ def test_tables_and_files(run: Path, second: Path, tmp_path: Path) -> None:
     out = tmp_path / "compared"
     code, printed, errors = call("compare", run, second, "--k", "10", "--out", out)
     assert code == 0, errors
-    assert printed == (out / "compare.md").read_text()
-    assert "## songs and second" in printed
-    for metric in ("ndcg@10", "map@10", "recall@10"):
-        assert f"\n| {metric}" in printed
+    written = (out / "compare.md").read_text()
+    assert "## songs and second" in written
+    assert "\nsongs - second\n" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    tests = json.loads((out / "compare.json").read_text())["tests"]
+    assert [test["metric"] for test in tests] == ["ndcg@10", "map@10", "recall@10"]
+    for test in tests:
+        assert f"\n| {test['metric']}" in written
+        assert f"{test['low']:.4f} to {test['high']:.4f}" in printed
     assert "bootstrap over users" in errors  # progress
     assert sorted(file.name for file in out.iterdir()) == [
         "compare.json", "compare.md", "compare.png", "compare.tex",
@@ -55,6 +60,9 @@ def test_an_existing_directory_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["{run}", "{second}", "--models", "ease"], "give runs, or a data set and --models"),
+        (["--models", "ease"], "--dataset is missing"),
+        (["nowhere", "--models", "ease"], "no data set at nowhere"),
         ([], "give two or more RUN to compare, for example runs/a runs/b; got 0"),
         (["{run}"], "give two or more RUN to compare, for example runs/a runs/b; got 1"),
         (["{run}", "{run}"], "are the same run; give each run once"),

@@ -1,6 +1,7 @@
 """`evaluate` from the command line."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
     assert "mean ndcg@10 by training interactions" in out
+
+
+def test_data_that_changed_without_a_trace_is_not_measured(
+    stored: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a failing disk: size and times of the files say nothing, so `evaluate` and `info` read all of it."""
+    place = shutil.copytree(stored, tmp_path / "data")
+    monkeypatch.setattr("drm_triton.data.verify.is_known", lambda path, current: True)
+    assert call("evaluate", run, "-d", place)[0] == call("info", place)[0] == 0
+    file = place / "test.indices.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:-40] + bytes(40))
+    for command in (["evaluate", run, "-d", place], ["info", place], ["train", "--resume", run, "-d", place]):
+        code, out, errors = call(*command)
+        assert (code, out, errors.count("\n")) == (2, "", 1), errors
+        assert "is damaged" in errors
 
 
 def test_evaluate_beyond_accuracy(run: Path) -> None:
@@ -89,6 +106,8 @@ def test_a_public_split_has_its_own_protocol_and_leaderboard(stored: Path, run: 
         (["{run}", "--on", "train"], "--on must be valid or test"),
         (["{run}", "--min-train", "-1"], "--min-train must be at least 0, got -1"),
         (["{run}", "--k", "0"], "--k must be cut-offs from 1 to 1000"),
+        (["{run}", "--k", "٣"], "--k must be cut-offs from 1 to 1000"),
+        (["{run}", "--k", "1_0"], "--k must be cut-offs from 1 to 1000"),
         (["{run}", "--k", "ten"], "--k must be cut-offs from 1 to 1000"),
     ],
 )

@@ -16,6 +16,13 @@ from tests.conftest import call
     [
         (["train"], "`lam` must be at least 0, got -1", "--lambda must be at least 0, got -1"),
         (["train"], "give another `run`, or `resume=x`", "give another --run, or --resume x"),
+        # What the caller typed is what the message says.
+        (["train", "--out=x"], "give another `run`", "give another --out"),
+        (["train", "-o", "x"], "give another `run`", "give another --out"),
+        (["train", "x"], "`dataset` is missing", "DATASET is missing"),
+        (["train", "-d", "x"], "`dataset` is missing", "--dataset is missing"),
+        (["export", "x", "y"], "`directory` exists", "DIR exists"),
+        (["export", "x", "--out", "y"], "`directory` exists", "--out exists"),
         (["train", "-q"], "leave out `min_rating`", "leave out `min_rating`"),  # not an option of this command
         (["tune"], "`monitor` must be a metric", "--metric must be a metric"),
         (

@@ -91,6 +91,69 @@ def test_weights(run: Run) -> None:
     assert Dataset.load("e").checksum == data.checksum
 
 
+def test_what_was_taken_for_what_is_printed(run: Run) -> None:
+    rows = "".join(f"x,u{k % 9},{k % 7 + 1},{k * 1000},02.04.2024 20:{k:02},view\n" for k in range(60))
+    Path("r.csv").write_text(f"Kunde,userID,artistID,weight,order_date,event\n{rows}u,u1,,5,,\n")
+    command = ["prepare", "table", "--raw", "r.csv", "--out", "d", "-q", "--min-user", 5, "--min-item", 3]
+    code, out, err = run(*command, "--skip-bad-rows")
+    assert code == 0
+    assert "user      ← userID      first u0\n" in out
+    assert "item      ← artistID    1 … 7; first 1\n" in out
+    assert "rating    ← weight      0 … 59,000; first 0; all above 0 count alike\n" in out
+    assert "timestamp ← order_date  first 02.04.2024 20:00; not used\n" in out
+    assert "ignored: Kunde, event\n" in out
+    assert "note: 'weight' looks like weights: --weight weight makes them count in training\n" in out
+    assert "--event-weight with" in out
+    assert "rating > 0 59 1 9 7" in [" ".join(line.split()) for line in out.splitlines()]
+    assert "skipped before: 1 rows; the first: data row 61 of r.csv has no usable item id\n" in out
+    assert "warning: 1 of 60 rows of r.csv have a rating of 0 or less" in err
+    assert "--min-rating 0 keeps them, and --rating '' ignores all ratings" in err
+    assert "warning: 1 of 61 rows cannot be used" in err
+    assert max(map(len, out.splitlines())) <= 80
+    assert run("info", "d")[1] == out
+    facts = json.loads(run("info", "d", "--json")[1])
+    assert facts["columns"]["item"] == {"column": "artistID", "first": "1", "least": 1, "most": 7}
+    assert facts["ignored_columns"] == ["Kunde", "event"]
+    assert facts["skipped"]["rows"] == 1
+
+
+def test_a_column_of_weights_is_printed(run: Run) -> None:
+    Path("r.csv").write_text("userID,artistID,weight\n1,2,352698\n1,3,1\n")
+    code, out, _ = run("prepare", "table", "--raw", "r.csv", "--out", "d", "--weight", "weight", "-q")
+    assert code == 0
+    assert "weight    ← weight    1 … 352,698; first 352698\n" in out
+    assert "rating" not in out
+    assert "note" not in out
+
+
+def test_events_have_weights(run: Run) -> None:
+    Path("r.csv").write_text("user,item,action\n1,2,view\n1,2,buy\n1,3,view\n2,2,scroll\n")
+    command = ["prepare", "table", "--raw", "r.csv", "-q"]
+    code, out, _ = run(*command, "--out", "d", "--event-weight", "view=1, buy=5")
+    assert code == 0
+    assert "weights from 1 to 6, mean 3.5 (column action)" in out
+    assert "events view, buy 3 1 1 2" in [" ".join(line.split()) for line in out.splitlines()]
+    assert "rows of each event: view 2, buy 1, scroll 1\n" in out
+    for wrong in ("view", "view=x", "=1", "view=1,view=2", "view=nan", ""):
+        assert "view=1,buy=5" in fails(run, *command, "--out", "e", "--event-weight", wrong)
+
+
+def test_dates_and_decimal_commas(run: Run) -> None:
+    Path("r.csv").write_text("user;item;rating;date\n1;2;4,5;02/04/2024\n1;3;3,5;01/05/2024\n")
+    command = ["prepare", "table", "--raw", "r.csv", "-q", "--split", "time"]
+    err = fails(run, *command, "--out", "d")
+    assert "give --date-format day-first or month-first" in err
+    assert "'%d/%m/%Y %H:%M'" in err
+    code, out, _ = run(*command, "--out", "d", "--date-format", "day-first", "--min-rating", 4)
+    assert code == 0
+    assert "rating    ← rating  3.5 … 4.5; first 4,5\n" in out
+    assert "timestamp ← date    2024-04-02 00:00:00 … 2024-05-01 00:00:00; first 02/04/2024\n" in out
+    Path("r.csv").write_text("user;item;rating\n1;2;1,234\n")
+    assert "give --decimal comma or --decimal point" in fails(
+        run, "prepare", "table", "--raw", "r.csv", "--out", "e", "-q"
+    )
+
+
 def test_files_that_are_already_split(run: Run) -> None:
     Path("train.txt").write_text("".join(f"{u} {u} {u + 1} {u + 2}\n" for u in range(20)))
     Path("test.txt").write_text("".join(f"{u} {u + 3}\n" for u in range(20)))
@@ -169,6 +232,7 @@ def test_default_places(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_list(run: Run) -> None:
     code, out, _ = run("prepare", "--list")
     assert code == 0
+    assert max(len(line) for line in out.splitlines() if "://" not in line) <= 80
     for name in ("melon", "sketchfab", "epinion", "ml-20m", "ml-100k", "table", "lists", "synthetic"):
         assert f"\n{name}" in f"\n{out}"
     assert len(json.loads(run("prepare", "--list", "--json")[1])["sources"]) >= 12
@@ -425,3 +489,27 @@ def test_threads_do_not_matter(tmp_path: Path, threads: str) -> None:
     result = run_python(*command, cwd=tmp_path, POLARS_MAX_THREADS=threads)
     expected = Dataset.from_frame(pl.read_csv(tmp_path / "good.csv")).checksum
     assert json.loads(result.stdout)["checksum"] == expected
+
+
+def test_attributes_of_items_and_users(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("user,item\nann,a\nann,b\nbob,b\nbob,c\n")
+    (tmp_path / "items.csv").write_text("item,genre,price\na,Drama|Crime,3\nb,Comedy,4\nnew,Drama,5\n")
+    (tmp_path / "users.csv").write_text("user,age\nbob,30\n")
+    out = tmp_path / "set"
+    tables = ["--items", tmp_path / "items.csv", "--users", tmp_path / "users.csv"]
+    code, printed, errors = call("prepare", "table", "--raw", tmp_path / "r.csv", *tables, "--out", out, "-q")
+    assert code == 0, errors
+    assert "attributes of items: genre, price" in printed
+    assert "3 rows in items.csv; 1 items without interactions added" in printed
+    data = Dataset.load(out)
+    assert data.items["genre"].to_list() == [["Drama", "Crime"], ["Comedy"], None, ["Drama"]]
+    assert data.users["age"].to_list() == [None, 30]
+    for arguments, message in (
+        (["table", "--raw", tmp_path / "r.csv", "--items", tmp_path / "absent.csv"], "absent.csv: cannot be read"),
+        (["synthetic", "--items", tmp_path / "items.csv"], "--items must be a number for source synthetic"),
+        (["melon", "--synthetic", "--items", tmp_path / "items.csv"], "--items cannot describe generated data"),
+    ):
+        code, _, errors = call("prepare", *arguments, "--out", tmp_path / "other")
+        assert code == 2
+        assert message in " ".join(errors.split())
+        assert not (tmp_path / "other").exists()

@@ -42,7 +42,10 @@ def test_all_users_in_every_format(
     monkeypatch.setattr("drm_triton.ranking.recommend.QUERIES_PER_BLOCK", block)
     file = tmp_path / f"top.{form}"
     code, out, errors = call("recommend", run, "--all", "--k", 3, "--out", file)
-    assert (code, out, errors) == (0, "", "")
+    assert (code, out) == (0, "")
+    assert errors.startswith("recommend: 600 items for 200 users (")
+    assert call("recommend", run, "--all", "--k", 3, "--out", file, "--quiet") == (0, "", "")
+    assert call("recommend", run, "--all", "--out", file, "--no-overwrite")[0] == 2
     frame = READERS[form](file)
     expected = model.recommend(k=3)
     assert frame.columns == ["user", "rank", "item", "score", "title"]
@@ -124,8 +127,8 @@ def test_rules_reach_the_model(with_attributes: Path, tmp_path: Path) -> None:
     [
         (["--where", "colour=red"], "--where: the items have no attribute 'colour'; their columns are id (a number)"),
         (["--where", "price<cheap"], "--where: 'cheap' is no value to compare price with, which is a number"),
-        (["--at-most", "genre"], "--at-most genre: write an attribute and a number, for example genre=2"),
-        (["--at-most", "genre=-1"], "--at-most genre=-1: write an attribute and a number"),
+        (["--at-most", "genre"], "--at-most: 'genre' is not an attribute and a number; write for example genre=2"),
+        (["--at-most", "genre=-1"], "--at-most: 'genre=-1' is not an attribute and a number"),
         (["--at-most", "genre=0"], "--at-most: the number for genre must be an integer of at least 1, got 0"),
         (["--at-most", "colour=1"], "--at-most: the items have no attribute 'colour'"),
         (["--diversity", "1"], "--diversity must be a number from 0 to below 1, got 1.0"),

@@ -1,8 +1,10 @@
 """`serve` as a process behind a real socket: start, responses, errors and shutdown."""
 
+import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,9 +34,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(*arguments: object) -> "subprocess.Popen[str]":
+def start(
+    *arguments: object, descriptors: int | None = None, log: Path | None = None, **variables: str | None
+) -> "subprocess.Popen[str]":
+    """Start a service, on request with a limit of file descriptors, or with its stderr in a file.
+
+    A service that writes much to stderr needs the file: it would wait for ever if nobody read from a full pipe.
+    """
     command = [sys.executable, "-m", "drm_triton", "serve", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
+    with contextlib.ExitStack() as stack:
+        stderr = subprocess.PIPE if log is None else stack.enter_context(log.open("w"))
+        return subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def first_lines(service: "subprocess.Popen[str]") -> tuple[int, list[str]]:
@@ -125,7 +137,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def test_a_body_too_large_is_refused_before_it_is_read(port: int) -> None:
-    head = "POST /recommendations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=HANG) as connection:
         connection.sendall(f"{head}Content-Length: {MAX_BODY + 1}\r\n\r\n".encode())
         answer = received(connection)
@@ -191,7 +203,7 @@ def test_a_warning_if_other_machines_can_connect(capsys: pytest.CaptureFixture[s
     for host, warned in (("127.0.0.1", False), ("0.0.0.0", True)):
         with socket.socket() as listener:
             listener.bind((host, 0))
-            _announce(["a b/ü"], Path("runs/songs"), listener)
+            _announce(["a b/ü"], Path("runs/songs"), listener, has_token=False)
             url = f"http://{host}:{listener.getsockname()[1]}"
         out, err = capsys.readouterr()
         assert out.splitlines() == [
@@ -199,3 +211,21 @@ def test_a_warning_if_other_machines_can_connect(capsys: pytest.CaptureFixture[s
             f"try: curl '{url}/recommendations?user=a%20b%2F%C3%BC&k=10'",
         ]
         assert err.startswith("warning: listening on 0.0.0.0") if warned else err == ""
+
+
+def test_the_files_for_containers_use_options_and_files_that_exist(repository: Path) -> None:
+    """No container is built here, so this is what can be checked."""
+    import typer
+
+    from drm_triton.cli import app
+
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts}
+    for name in ("Dockerfile", "compose.yaml"):
+        text = (repository / "deploy" / name).read_text("utf-8")
+        lists = re.findall(r"^(?:CMD|ENTRYPOINT) (\[[^\]]*\])|command: (\[[^\]]*\])", text, re.MULTILINE)
+        used = {word for pair in lists for word in json.loads("".join(pair)) if word.startswith("--")}
+        assert used
+        assert used <= options
+    kept = re.findall(r"^!(.+)$", (repository / "deploy" / "Dockerfile.dockerignore").read_text("utf-8"), re.MULTILINE)
+    assert all((repository / name).exists() for name in kept)

@@ -1,12 +1,13 @@
 """`train` from the command line."""
 
 import json
+import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from drm_triton import Dataset
+from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.names import HEADLINE_METRICS
 from drm_triton.training.run import read_metrics
@@ -15,14 +16,82 @@ from tests.conftest import call
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 
-def test_progress_is_plain_lines_on_stderr(stored: Path, tmp_path: Path) -> None:
-    code, out, errors = call("train", "-d", stored, "--run", tmp_path / "run", "--factors", 4, "--epochs", 3)
+def test_progress_is_a_table_on_stderr(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, errors = call("train", stored, "--out", "run", "--factors", 4, "--epochs", 12)
     assert code == 0
-    assert out.startswith(f"trained {tmp_path / 'run'} (best epoch: valid/ndcg@10")
-    lines = [line for line in errors.splitlines() if line.startswith("epoch ")]
-    assert [line.split(":")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
-    assert "lists/s" in lines[0]
-    assert "best" in lines[0]
+    records = read_metrics(tmp_path / "run")
+    best = max(records, key=lambda record: record["valid/ndcg@10"])
+    values = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE_METRICS)
+    assert out == f"trained run\nbest epoch {best['epoch']}: {values}\n"
+    data = Dataset.load(stored)
+    _, header, *rows = errors.split("load the kernels", 1)[1].splitlines()
+    assert errors.splitlines()[:2] == [
+        f"drm on songs: {data.n_users} users, {data.n_items} items, {data.n_interactions:,} interactions",
+        "run directory run",
+    ]
+    assert header.split() == ["epoch", "loss", "valid/ndcg@10", "lists/s", "time", "time", "left"]
+    assert [row.split()[0] for row in rows] == [f"{epoch}/12" for epoch in range(1, 13)]
+    assert {row.index(" s") for row in rows[:-1]} == {rows[0].index(" s")}  # aligned
+    so_far = -1.0
+    for row, record in zip(rows, records, strict=True):
+        assert f"{record['valid/ndcg@10']:.4f} {'*' if record['valid/ndcg@10'] > so_far else ' '}  " in row
+        so_far = max(so_far, record["valid/ndcg@10"])
+    assert max(map(len, (out + errors).splitlines())) <= 80
+
+
+def test_a_data_set_is_an_argument_or_an_option(stored: Path, tmp_path: Path) -> None:
+    plans = [call(*line, "--dry-run", "--json") for line in (["train", stored], ["train", "--dataset", stored])]
+    assert plans[0] == plans[1]
+    assert plans[0][0] == 0
+    code, _, errors = call("train", stored, "-d", "other", "--dry-run")
+    assert (code, errors) == (2, f"error: --dataset is given twice, as {stored} and as other; give it once\n")
+
+
+def test_a_run_is_replaced_only_on_request(stored: Path, tmp_path: Path) -> None:
+    path, options = tmp_path / "run", ["--factors", 4, "--quiet"]
+    assert call("train", stored, "--out", path, "--epochs", 2, *options)[0] == 0
+    code, _, errors = call("train", stored, "--out", path, "--epochs", 1, *options)
+    assert (code, len(read_metrics(path))) == (2, 2)
+    assert "resume it with --resume, replace it with --overwrite, or give another --out" in errors
+    (path / "notes.txt").touch()
+    assert call("train", stored, "--out", path, "--epochs", 1, "--overwrite", *options)[0] == 0
+    assert len(read_metrics(path)) == 1
+    assert not (path / "notes.txt").exists()  # the directory is a new one
+    # Something else is never replaced, whatever its files are called.
+    other = tmp_path / "project"
+    other.mkdir()
+    (other / "config.toml").write_text("mine")
+    code, _, errors = call("train", stored, "--out", other, "--epochs", 1, "--overwrite", *options)
+    assert (code, (other / "config.toml").read_text()) == (2, "mine")
+    assert "was not made by this program" in errors
+    code, _, errors = call("train", "--resume", path, "--overwrite")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "leave out --run, --config and --overwrite" in errors
+
+
+def test_logging_to_tensorboard(stored: Path, tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    code, _, errors = call(
+        "train", stored, "-o", tmp_path / "run", "--factors", 4, "--epochs", 2, "--log", "tensorboard"
+    )
+    assert code == 0, errors
+    found = events.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    values = [(event.step, event.value) for event in found.Scalars("valid/ndcg@10")]
+    records = read_metrics(tmp_path / "run")
+    assert values == [(record["epoch"], pytest.approx(record["valid/ndcg@10"])) for record in records]
+
+
+def test_a_log_without_its_package_is_refused_before_the_training(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, _, errors = call("train", stored, "--out", tmp_path / "run", "--log", "wandb", "--quiet")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "--log wandb needs the package wandb" in errors
+    assert "pip install 'drm-triton[wandb]'" in errors
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_split_by_users_is_trained_without_validation(tmp_path: Path) -> None:
@@ -120,7 +189,8 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
     code, out, _ = call("train", "--resume", path, "--json")
     assert (code, json.loads(out)) == (0, first)
     code, out, _ = call("train", "--resume", path)
-    assert out == f"trained {path} (best epoch: " + ", ".join(f"{n} {first[n]:.4f}" for n in HEADLINE_METRICS) + ")\n"
+    assert out.startswith(f"trained {path}\nbest epoch ")
+    assert out.endswith(": " + ", ".join(f"{n} {first[n]:.4f}" for n in HEADLINE_METRICS) + "\n")
     # More epochs, of which none is better, do not hide the best one.
     records = read_metrics(path)
     best = max(records, key=lambda record: record["valid/ndcg@10"])
@@ -130,15 +200,74 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
     assert (code, json.loads(out)["epochs"], json.loads(out)["valid/ndcg@10"]) == (0, 5, 1.0)
 
 
+@pytest.fixture(scope="module")
+def more(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set of `stored` with 20 more users and items."""
+    users, items = generate(Shape(users=220, items=170, interactions=4500), 0)
+    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [f"song {i}" for i in items]})
+    path = tmp_path_factory.mktemp("more") / "songs-new"
+    Dataset.from_frame(frame).save(path)
+    return path
+
+
+def test_an_update_from_a_run(run: Path, more: Path, tmp_path: Path) -> None:
+    code, out, errors = call("train", "--from", run, "-d", more, "--run", tmp_path / "new", "--lr", 0.1, "--json")
+    assert (code, errors) == (0, "")
+    assert json.loads(out)["epochs"] == 2
+    assert [record["epoch"] for record in read_metrics(tmp_path / "new")] == [2]
+    recorded = json.loads((tmp_path / "new" / "env.json").read_text())
+    assert recorded["from"]["path"] == str(run / "best")
+    assert recorded["from"]["users"]["new"] >= 20
+    assert "lr = 0.1\n" in (tmp_path / "new" / "config.toml").read_text()
+    data, model = Dataset.load(more), DRM.load(tmp_path / "new")
+    assert (model.interactions.n_users, model.interactions.train.nnz) == (data.n_users, data.train.nnz)
+    assert call("evaluate", tmp_path / "new")[0] == 0
+    code, out, _ = call("train", "--resume", tmp_path / "new", "--json")
+    assert (code, json.loads(out)["epochs"]) == (0, 2)
+    code, _, errors = call("train", "--from", run, "-d", more, "--run", tmp_path / "two", "--epochs", 2)
+    assert code == 0
+    assert "epoch 1/2: " in errors
+    code, out, _ = call("train", "--from", run, "-d", more, "--dry-run", "--json")
+    assert json.loads(out)["config"]["factors"] == 8
+
+
+def test_an_update_of_a_model_that_is_trained_anew(stored: Path, more: Path, tmp_path: Path) -> None:
+    assert call("train", "-d", stored, "--model", "popularity", "--run", tmp_path / "old", "-q")[0] == 0
+    code, _, errors = call("train", "--from", tmp_path / "old", "-d", more, "--run", tmp_path / "new")
+    assert code == 0
+    assert "popularity has no vectors to start from: it is trained anew" in errors
+    assert json.loads((tmp_path / "new" / "env.json").read_text())["from"]["start"] == "anew"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--factors", 4], "an update cannot change --factors; train a new model"),
+        (["--score", "l2"], "an update cannot change --score; train a new model"),
+        (["--model", "ease"], "an update cannot change --model; train a new model"),
+        (["--config", "c.toml"], "--from uses the options of the run; leave out --config and --resume"),
+        (["--epochs", 3], "--epochs of an update must be from 1 to 2, the epochs of the training, got 3"),
+        (["--confidence", 3], "unknown option --confidence"),
+    ],
+)
+def test_what_an_update_refuses(options: list[object], message: str, run: Path, more: Path, tmp_path: Path) -> None:
+    code, _, errors = call("train", "--from", run, "-d", more, "--run", tmp_path / "new", *options)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert message in errors
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "--dataset is missing"),
+        (["train"], "DATASET is missing"),
+        (["train", "--from", "{run}"], "DATASET is missing"),
+        (["train", "--from", "nowhere", "-d", "{data}"], "nowhere: there is no model"),
         (["train", "-d", "nowhere"], "no data set at nowhere"),
         (["train", "-d", "{data}", "--tau", "0"], "--tau must be at least 1e-32, got 0.0"),
         (["train", "-d", "{data}", "--score", "hamming"], "--score must be one of dot, l2, cosine, got 'hamming'"),
-        (["train", "-d", "{data}", "--backend", "triton"], "triton cannot be used"),
-        (["train", "-d", "{data}", "--run", "{run}"], "already contains a run"),
+        (["train", "{data}", "--backend", "triton", "-q"], "triton cannot be used"),
+        (["train", "{data}", "--run", "{run}", "-q"], "already contains a run"),
         (["train", "--resume", "{data}"], "is not a run directory"),
     ],
 )
@@ -168,7 +297,7 @@ def test_what_cannot_be_trained_leaves_no_directory(
     options: list[object], message: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    code, _, errors = call("train", "-d", stored, "--run", tmp_path / "runs" / "new", *options)
+    code, _, errors = call("train", stored, "--run", tmp_path / "runs" / "new", "--quiet", *options)
     assert (code, errors.count("\n")) == (2, 1)
     assert message in errors
     assert list(tmp_path.iterdir()) == []

@@ -27,16 +27,19 @@ def test_progress_on_stderr_and_a_table_whose_command_works(stored: Path, tmp_pa
     options = ["--trials", 3, "--factors", 4, "--epochs", 2, "--seed", 1, "--metric", "recall@50"]
     code, out, errors = call("tune", "-d", stored, "--study", study, *options)
     assert code == 0, errors
-    assert "trained on train, to maximise valid/recall@50" in errors
+    assert "3 trials (0 finished), to maximise valid/recall@50 over" in errors
     assert "  lr: 0.1, 0.2, 0.4\n" in errors
     progress = [line.split(":")[0] for line in errors.splitlines() if line.startswith("trial ")]
     assert progress == ["trial 0 (1/3)", "trial 1 (2/3)", "trial 2 (3/3)"]
     table = [line.split() for line in out.splitlines()]
     searched = TrainConfig().search_space().keys() - {"factors", "epochs"}
-    assert table[0] == ["trial", "valid/recall@50", "epoch", "seconds", *sorted(searched)]
-    values = [float(row[1]) for row in table[1:4]]
+    titles = ["trial", "valid/recall@50", "best", "seconds", *sorted(searched)]
+    assert [row[0] for row in table[: len(titles)]] == titles
+    values = [float(value) for value in table[1][1:]]
     assert values == sorted(values, reverse=True)
-    assert {row[0] for row in table[1:4]} == {"0", "1", "2"}
+    assert set(table[0][1:]) == {"0", "1", "2"}
+    shown = [line for line in (out + errors).splitlines() if str(tmp_path) not in line]
+    assert max(map(len, shown)) <= 80
 
     command = shlex.split(out.splitlines()[-1])
     assert command[:2] == ["drm-triton", "train"]
@@ -49,6 +52,22 @@ def test_progress_on_stderr_and_a_table_whose_command_works(stored: Path, tmp_pa
     result = json.loads(out)
     assert (result["trials"], result["failed"], result["finished"], result["interrupted"]) == (3, 0, True, False)
     assert result["best"]["valid/recall@50"] == max(record["valid/recall@50"] for record in trials(study))
+
+
+def test_overwrite_discards_the_trials(stored: Path, tmp_path: Path) -> None:
+    line = ["tune", stored, "--out", tmp_path / "study", "--trials", 1, "--factors", 4, "--quiet"]
+    assert call(*line, "--epochs", 1)[0] == 0
+    code, _, errors = call(*line, "--epochs", 2)
+    assert code == 2, "another study"
+    assert "--out" in errors
+    assert call(*line, "--epochs", 2, "--overwrite")[0] == 0
+    assert "epochs = 2" in (tmp_path / "study" / "best.toml").read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    code, _, errors = call("tune", stored, "--out", tmp_path / "mine", "--overwrite")
+    assert code == 2
+    assert "was not made by this program" in errors
+    assert (tmp_path / "mine" / "file").exists()
 
 
 def test_help_shows_what_stands_in_brackets() -> None:
@@ -80,7 +99,7 @@ def test_when_every_trial_fails(stored: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--dataset is missing"),
+        ([], "DATASET is missing"),
         (["-d", "nowhere"], "no data set at nowhere"),
         (["-d", "{data}", "--metric", "auc"], "--metric must be a metric such as ndcg@10"),
         (["-d", "{data}", "--tau", "0"], "--tau must be at least 1e-32, got 0.0"),

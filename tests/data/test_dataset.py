@@ -1,6 +1,7 @@
 """Data sets in memory and on disk."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import scipy.sparse
 
 from drm_triton import Dataset
+from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.training.run import interactions_only
 from tests.conftest import run_python
@@ -40,6 +42,10 @@ def test_from_csr_of_scipy_and_of_pairs_agree() -> None:
         ({"train": [1, 2, 3]}, "pair"),
         ({"train": ([0, 2], [0])}, "row pointers"),
         ({"train": ([0, 1], [5]), "n_items": 3}, "item 5"),
+        ({"train": ([0, 1], [2**31 - 1])}, "at most 2147483647"),
+        ({"train": ([0, 1], [2**31 + 5])}, "at most 2147483647"),
+        ({"train": ([0, 1], [0.5])}, "whole numbers"),
+        ({"train": ([0, 1], np.array([2**63], dtype=np.uint64))}, "whole numbers"),
         ({"train": ([0, 1], [-1]), "n_items": 3}, "item -1"),
         ({"train": ([0, 1], [0]), "test": ([0, 1], [0])}, "share"),
         ({"train": ([0, 1], [0]), "test": ([0, 1, 1], [0])}, "shape"),
@@ -218,6 +224,137 @@ def wrong_pointers(path: Path) -> None:
 def test_load_refuses_a_damaged_store(stored: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(stored)
     with pytest.raises(InputError, match=message):
+        Dataset.load(stored)
+
+
+def change_array(path: Path, name: str, position: int, value: float) -> None:
+    array = np.load(path / f"{name}.npy")
+    array[position] = value
+    np.save(path / f"{name}.npy", array)
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "value", "message"),
+    [
+        ("train.indptr", 1, -5, "row pointers of train"),
+        ("train.indptr", 1, 10**12, "row pointers of train"),
+        ("valid.indptr", 0, 1, "row pointers of valid"),
+        ("train.indices", 0, 10**9, r"train has items outside 0\.\.14"),
+        ("train.indices", 0, -1, "train has items outside"),
+        ("train.indices", 1, 0, "do not ascend|checksum"),
+    ],
+)
+def test_load_refuses_what_would_crash_compiled_code(
+    stored: Path, name: str, position: int, value: int, message: str
+) -> None:
+    Dataset.load(stored)  # a stamp of the whole store does not cover the damaged one
+    change_array(stored, name, position, value)
+    with pytest.raises(InputError, match=message):
+        Dataset.load(stored)
+
+
+def test_load_refuses_a_store_whose_content_changed(stored: Path) -> None:
+    Dataset.load(stored)
+    pl.DataFrame({"id": ["a", "b", "x"]}).write_parquet(stored / "users.parquet")
+    with pytest.raises(InputError, match=r"does not have the checksum .* restore it from a copy"):
+        Dataset.load(stored)
+    pl.DataFrame({"id": ["a", "a", "c"]}).write_parquet(stored / "users.parquet")
+    with pytest.raises(InputError, match="user ids are not all different"):
+        Dataset.load(stored)
+
+
+def test_parts_that_share_interactions_and_bad_weights_are_refused(tmp_path: Path) -> None:
+    """A store with a checksum that fits, as another program may write it."""
+    one = CSR(np.array([0, 2]), np.array([0, 2], dtype=np.int32), (1, 3))
+    with pytest.raises(InputError, match="more than one of train, valid, test"):
+        Dataset(one, one, CSR.empty((1, 3))).verify()
+    for weights in ([1.0, np.nan], [1.0, 0.0], [np.inf, 1.0]):
+        bad = CSR(one.indptr, one.indices, one.shape, np.array(weights, dtype=np.float32))
+        empty = CSR.empty((1, 3), weighted=True)
+        with pytest.raises(InputError, match="train has weights that are not positive and finite"):
+            Dataset(bad, empty, empty).verify()
+    Dataset(one, CSR.empty((1, 3)), CSR.empty((1, 3))).verify()
+
+
+def test_blocks_are_verified_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drm_triton.data.verify.BLOCK", 3)
+    rng = np.random.default_rng(0)
+    dense = rng.random((40, 20)) < 0.3
+    parts = [scipy.sparse.csr_matrix(dense & (np.arange(40) % 2 == part)[:, None]) for part in (0, 1)]
+    data = Dataset.from_csr(parts[0], parts[1])
+    data.verify()
+    both = data.train.union(data.valid)
+    Dataset(both, CSR.empty(both.shape), CSR.empty(both.shape)).verify()
+    for row in np.flatnonzero(both.degrees() > 1):
+        indices = both.indices.copy()
+        indices[both.indptr[row] + 1] = indices[both.indptr[row]]
+        with pytest.raises(InputError, match="do not ascend"):
+            Dataset(CSR(both.indptr, indices, both.shape), data.valid, data.test).verify()
+    with pytest.raises(InputError, match="more than one"):
+        Dataset(both, data.valid, data.test).verify()
+
+
+def test_a_verified_store_is_not_read_again(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Path] = []
+    verify = Dataset.verify
+
+    def counted(self: Dataset) -> None:
+        assert self.path is not None
+        calls.append(self.path)
+        verify(self)
+
+    monkeypatch.setattr(Dataset, "verify", counted)
+    for expected in (1, 1):
+        Dataset.load(stored)
+        assert len(calls) == expected
+    link = stored.with_name("link")
+    link.symlink_to(stored)
+    Dataset.load(link)
+    assert len(calls) == 1
+    file = stored / "test.indices.npy"
+    status = file.stat()
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # the time of the change of the inode still tells
+    Dataset.load(stored)
+    assert len(calls) == 2
+
+
+def test_without_a_private_cache_a_store_is_verified_each_time(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)  # others could leave stamps of damaged stores here
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calls: list[Dataset] = []
+    monkeypatch.setattr(Dataset, "verify", lambda self: calls.append(self))
+    for _ in range(2):
+        Dataset.load(stored)
+    assert len(calls) == 2
+
+
+def test_few_stamps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("drm_triton.data.verify.MOST_STAMPS", 4)
+    for number in range(9):
+        Dataset.from_csr(([0, 1], [0])).save(tmp_path / str(number))
+        Dataset.load(tmp_path / str(number))
+    assert 1 <= len(list((tmp_path / "cache" / "drm-triton" / "verified").iterdir())) <= 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"users": 3.0}, {"users": True}, {"items": -1}, {"train": "9"}, {"checksum": 5}, {"steps": {}}, {"weights": 1}],
+)
+def test_wrong_types_in_meta_json(stored: Path, change: dict[str, Any]) -> None:
+    meta = json.loads((stored / "meta.json").read_text())
+    (stored / "meta.json").write_text(json.dumps(meta | change))
+    with pytest.raises(InputError, match=r"meta\.json"):
+        Dataset.load(stored)
+
+
+def test_a_deeply_nested_meta_json(stored: Path) -> None:
+    (stored / "meta.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"meta\.json"):
         Dataset.load(stored)
 
 

@@ -13,6 +13,7 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.experiments.compare import METRICS, result_of
 from drm_triton.experiments.entries import ENTRIES, PAPER_MODELS, Entry
 from drm_triton.experiments.protocol import Comparison, Plan, _runner, run_task
+from drm_triton.lock import Lock
 from drm_triton.models import model_class
 from drm_triton.models.configs import CONFIGS
 
@@ -86,6 +87,27 @@ def test_a_comparison_continues_where_it_stopped(finished: Comparison, data: Dat
     again.run(workers=1)
     key = json.dumps
     assert sorted(rows(again), key=key) == sorted(rows(finished), key=key)
+
+
+def test_two_processes_cannot_work_in_one_directory(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
+    one = Comparison(tmp_path, data, finished.plan)
+    with Lock(tmp_path, "comparison"), pytest.raises(InputError, match="another process works on this comparison"):
+        one.run(workers=1)
+    # What another process has finished since this one was opened is neither done again nor lost.
+    (tmp_path / "outcomes.jsonl").write_bytes((finished.path / "outcomes.jsonl").read_bytes())
+    one.run(workers=1)
+    assert rows(one) == rows(finished)
+    assert (tmp_path / "outcomes.jsonl").read_bytes() == (finished.path / "outcomes.jsonl").read_bytes()
+
+
+def test_reading_leaves_a_line_that_another_process_is_writing(
+    finished: Comparison, data: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_bytes((finished.path / "plan.json").read_bytes())
+    half = (finished.path / "outcomes.jsonl").read_bytes()[:-20]
+    (tmp_path / "outcomes.jsonl").write_bytes(half)
+    assert len(Comparison(tmp_path, data, finished.plan).outcomes) == len(finished.outcomes) - 1
+    assert (tmp_path / "outcomes.jsonl").read_bytes() == half
 
 
 def test_two_processes_give_the_same_outcomes(finished: Comparison, data: Dataset, tmp_path: Path) -> None:

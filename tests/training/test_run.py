@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -20,7 +22,7 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.names import BackendChoice
-from drm_triton.training.checkpoint import FILE, read_tensors
+from drm_triton.training.checkpoint import FILE, read_tensors, write_tensors
 from drm_triton.training.run import Run, environment, read_metrics
 from drm_triton.training.state import State
 from tests.conftest import HANG, call, run_python
@@ -254,16 +256,17 @@ def test_a_finished_run_gets_whole_files_by_resuming(data: Dataset, whole: Path,
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_ctrl_c_saves_and_says_how_to_resume(stored: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_save_and_say_how_to_resume(number: signal.Signals, stored: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = ["-d", stored, "--run", run, "--epochs", 100_000]
+    arguments = ["-d", stored, "--run", run, "--epochs", 100_000, "--factors", 8]
     command = [sys.executable, "-m", "drm_triton", "train", *map(str, arguments)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     while not (run / "last" / FILE).exists() and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=HANG)
-    assert process.returncode == 0, errors
+    assert process.returncode == 128 + number, errors
     assert f"drm-triton train --resume {run}" in errors
     assert read_tensors(run / "last" / FILE)[1]["training"]["epoch"] >= 1
 
@@ -281,7 +284,7 @@ def test_ctrl_c_prints_one_line_if_it_shall_print_little(
 
     monkeypatch.setattr(Run, "save", save_and_interrupt)
     code, output, errors = call("train", "-d", stored, "--run", run, "--factors", 8, "--epochs", 100_000, how)
-    assert code == 0, errors
+    assert code == 130, errors
     assert f"drm-triton train --resume {run}" in errors
     assert errors.count("\n") == 1
     if how == "--json":
@@ -396,3 +399,124 @@ def test_others_may_read_the_model(whole: Path) -> None:
     os.umask(mask)
     for which in ("last", "best"):
         assert (whole / which / FILE).stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_the_environment_records_what_decides_the_rounding(data: Dataset) -> None:
+    machine = environment(TrainConfig(), data)["machine"]
+    assert machine["compiled_for"]
+    assert machine["vector_bits"] in (256, 512)
+
+
+def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], object]) -> None:
+    """Change tensors and metadata of a model file, and write it with the checksum that belongs to them."""
+    found, metadata = read_tensors(file)
+    change(found, metadata)
+    del metadata["format"], metadata["version"]
+    write_tensors(file, found, metadata)
+
+
+def flip(file: Path, position: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+def test_every_flipped_bit_of_a_model_is_noticed(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    file = run / "best" / FILE
+    content = file.read_bytes()
+    metadata, tensor = content.index(b"lr"), len(content) - 7
+    for position in (metadata, content.index(b"user_factors"), tensor, len(content) // 2):
+        file.write_bytes(content)
+        flip(file, position)
+        with pytest.raises(InputError, match=r"damaged|not a readable model file"):
+            DRM.load(run)
+    file.write_bytes(content)
+    DRM.load(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, metadata: metadata.update(config=[1]), "config in its metadata is"),
+        (lambda tensors, metadata: metadata.update(model=["drm"]), "model in its metadata is"),
+        (lambda tensors, metadata: metadata.update(config={"factors": "eight"}), "'factors' must be int"),
+        (lambda tensors, metadata: metadata.pop("config"), "metadata is damaged"),
+        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"][0]), "factors of"),
+        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"].long()), "float32"),
+        (lambda tensors, metadata: tensors.update(item_factors=tensors["item_factors"][:, :4]), "as many columns"),
+    ],
+)
+def test_a_model_file_with_wrong_types_is_refused(
+    change: Callable[..., object], message: str, whole: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    rewrite(run / "best" / FILE, change)
+    with pytest.raises(InputError, match=message):
+        DRM.load(run)
+
+
+@pytest.mark.parametrize(
+    "change", [{"epoch": "two"}, {"epoch": -1}, {"sums": []}, {"best": "high"}, {"stale": None}, {"position": True}]
+)
+def test_counters_of_wrong_types_are_refused(
+    change: dict[str, Any], data: Dataset, whole: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    rewrite(run / "last" / FILE, lambda tensors, metadata: metadata["training"].update(change))
+    with pytest.raises(InputError, match=f"cannot be resumed: its counter {next(iter(change))} is"):
+        DRM(**OPTIONS).fit(data, run=run, resume=True)
+
+
+def test_two_processes_cannot_resume_one_run(stored: Path, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    held, _ = Run.open(run, data, TrainConfig.from_toml(run / "config.toml"))
+    code, _, errors = call("train", "--resume", run, "-d", stored)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "another process works on this run" in errors
+    held.lock.release()
+    assert call("train", "--resume", run, "-d", stored)[0] == 0
+
+
+def test_a_damaged_run_can_be_opened_again_after_the_error(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    """The lock is released with the error, even while its traceback is kept, as notebooks do."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text("17\n" + text)
+    with pytest.raises(DrmError, match="is damaged") as raised:
+        DRM(**OPTIONS).fit(data, run=run, resume=True)
+    (run / "metrics.jsonl").write_text(text)
+    DRM(**OPTIONS).fit(data, run=run, resume=True)
+    assert raised.value
+
+
+def test_resuming_recomputes_the_checksum_of_the_data(stored: Path, whole: Path, tmp_path: Path) -> None:
+    """Rows that changed without a trace in size and times, as on a failing disk."""
+    place = shutil.copytree(stored, tmp_path / "data")
+    data = Dataset.load(place)  # verified now
+    flip(place / "train.indices.npy", (place / "train.indices.npy").stat().st_size - 4)
+    run = shutil.copytree(whole, tmp_path / "run")
+    with pytest.raises(InputError, match="is damaged"):
+        DRM(**OPTIONS).fit(data, run=run, resume=True)
+    with pytest.raises(InputError, match="is damaged"):
+        DRM(**OPTIONS).fit(data, run=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling"])
+def test_a_run_in_a_linked_directory(kind: str, data: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    if kind == "link":
+        (tmp_path / "disk" / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    DRM(**{**OPTIONS, "epochs": 1}).fit(data, run=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "run" / "best" / FILE).exists()
+    assert os.listdir(tmp_path / "disk") == ["run"]
+
+
+@pytest.mark.parametrize("options", [{"lam": 1e30}, {"lam": 1e25, "objective": "softmax+drm"}])
+def test_gradients_that_overflow_adagrad_are_an_error(options: dict[str, Any], data: Dataset) -> None:
+    settings = {"factors": 8, "epochs": 1, "init": "normal", "objective": "hinge+drm", **options}
+    with pytest.raises(DrmError, match=r"overflow in epoch 1 .* start again with a lower `lr` or a lower `lam`"):
+        DRM(**settings).fit(data)

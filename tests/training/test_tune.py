@@ -14,6 +14,7 @@ import pytest
 from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
+from drm_triton.lock import Lock
 from drm_triton.training.tune import Study, draws, tune
 
 TINY: dict[str, Any] = {"objective": "hinge+drm", "factors": 4, "epochs": 2, "init": "normal"}
@@ -76,7 +77,7 @@ def test_what_a_study_leaves(six: Study, data: Dataset) -> None:
     assert environment["base"] == {"model": "drm", **TrainConfig(**TINY).to_dict()}
     assert environment["space"] == FEW
     assert sorted(path.name for path in six.path.iterdir()) == [
-        "best.toml", "env.json", "space.toml", "trials.csv", "trials.jsonl"
+        ".lock", "best.toml", "env.json", "space.toml", "trials.csv", "trials.jsonl"
     ]  # fmt: skip
 
 
@@ -135,6 +136,15 @@ def test_interrupted_within_a_trial_and_resumed_equals_uninterrupted(six: Study,
     assert lines(tmp_path) == lines(six.path)
 
 
+def test_two_processes_cannot_work_on_one_study(six: Study, data: Dataset, tmp_path: Path) -> None:
+    study = Study(tmp_path, data, FEW, TINY)
+    with Lock(tmp_path, "study"), pytest.raises(InputError, match="another process works on this study"):
+        study.run(6)
+    (tmp_path / "trials.jsonl").write_bytes((six.path / "trials.jsonl").read_bytes())  # by another process
+    study.run(6)
+    assert lines(tmp_path) == lines(six.path)
+
+
 def test_a_finished_study_trains_nothing(six: Study, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DRM, "fit", lambda *_: pytest.fail("trained"))
     before = (six.path / "trials.jsonl").read_bytes()
@@ -166,7 +176,7 @@ def test_a_trial_that_diverges_is_recorded_and_the_study_goes_on(data: Dataset, 
 
 
 def test_a_trial_without_the_memory_is_recorded(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: object) -> None:
+    def exhausted(*_: object, **__: object) -> None:
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr(DRM, "fit", exhausted)

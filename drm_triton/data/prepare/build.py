@@ -7,22 +7,29 @@ lower half. Sorting these integers puts duplicates side by side and leaves the r
 
 from __future__ import annotations
 
+import math
 import operator
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.prepare.description import describe_rows
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.raw import RawInteractions
-from drm_triton.data.prepare.read import collect
+from drm_triton.data.prepare.read import Rows, collect
+from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios, split
 from drm_triton.errors import InputError
 from drm_triton.names import SplitName
 from drm_triton.progress import SILENT, Reporter
+
+POSITIVE = "rating > 0"  # the filter without `min_rating`
 
 
 @dataclass(frozen=True)
@@ -65,22 +72,30 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
             raise _empty_error(steps, raw)
 
     with reporter.step("read") as step:
-        frame = collect(raw, options)
+        rows = collect(raw, options)
+        frame, described = rows.frame, describe_rows(rows)
+        warn_skipped(rows)
         step.note(f"{len(frame):,} rows")
+        del rows
     with reporter.step("filter") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
+        warn_missing(user_ids, item_ids, raw)
         record("read", len(frame), len(user_ids), len(item_ids))
+        if raw.file_format.event_weight is not None:
+            described["events"] = count_events(frame, raw)
+            frame = weigh_events(frame, raw.file_format.event_weight)
+            record(f"events {', '.join(raw.file_format.event_weight)}", len(frame), *distinct_ids(frame))
         if raw.own_filter:
             name, keep = raw.own_filter
             frame = keep(frame.lazy()).collect()
-            record(name, len(frame), frame["user"].n_unique(), frame["item"].n_unique())
-        if options.min_rating is not None:
-            frame = frame.filter("keep").drop("keep")
+            record(name, len(frame), *distinct_ids(frame))
+        frame, removed = keep_rated(frame, raw, options.min_rating)
         codes = to_codes(frame, user_ids, item_ids)
         del frame
-        if options.min_rating is not None:
+        if options.min_rating is not None or removed:
             counts = (_present(codes[role].to_numpy()) for role in ("user", "item"))
-            record(f"rating >= {options.min_rating:g}", len(codes), *counts)
+            name = POSITIVE if options.min_rating is None else f"rating >= {options.min_rating:g}"
+            record(name, len(codes), *counts)
         users, items, time, weights = distinct(codes)
         del codes
         record("one row per user and item", len(users), _present(users), _present(items))
@@ -107,10 +122,82 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
                 "`ratios`, choose another `split`, or give more data"
             )
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
-    meta: dict[str, Any] = {"source": "frame", "options": asdict(options), "steps": steps}
+    meta: dict[str, Any] = {"source": "frame", "options": asdict(options), "steps": steps, **described}
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
     return Dataset(train, valid, test, user_ids.to_frame(), with_titles(item_ids, raw), meta)
+
+
+def weigh_events(frame: pl.DataFrame, event_weight: Mapping[str, float]) -> pl.DataFrame:
+    """Keep the rows of the named events, and give each the weight of its event."""
+    kept = frame.filter(pl.col("event").is_in(list(event_weight)))
+    weight = pl.col("event").replace_strict(list(event_weight), [float(w) for w in event_weight.values()])
+    return kept.with_columns(weight=weight).drop("event")
+
+
+def count_events(frame: pl.DataFrame, raw: RawInteractions) -> dict[str, int]:
+    """Return the number of rows of each event, most frequent first. Refuse weights of events that do not occur."""
+    counts = frame["event"].value_counts().sort(["count", "event"], descending=[True, False])
+    found = dict(counts.head(100).iter_rows())
+    for event in raw.file_format.event_weight or ():
+        if event not in counts["event"]:
+            listed = ", ".join(f"{name} ({rows:,} rows)" for name, rows in list(found.items())[:10])
+            raise InputError(f"`event_weight` names {event!r}, but no row has this event; the events are {listed}")
+    return found
+
+
+def keep_rated(frame: pl.DataFrame, raw: RawInteractions, min_rating: float | None) -> tuple[pl.DataFrame, int]:
+    """Keep the rows whose rating suffices, and return how many others there were. Without a threshold, warn of these.
+
+    A rating of 0 or less is no sign that the user likes the item, unless the user says so by a threshold.
+    """
+    if "keep" not in frame.columns:
+        return frame, 0
+    kept = frame.filter("keep")
+    removed = len(frame) - len(kept)
+    if removed and min_rating is None:
+        least = cast(float, frame["rating"].fill_nan(None).min())
+        advice = f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
+        if raw.has_columns:
+            advice += (", and " if advice else "") + "`rating` '' ignores all ratings"
+        warnings.warn(
+            f"{removed:,} of {len(frame):,} rows of {raw.name} have a rating of 0 or less and are left out, as they do "
+            f"not say that the user likes the item; {advice}",
+            UserWarning,
+            stacklevel=4,
+        )
+    return kept.drop("keep", "rating"), removed
+
+
+def warn_skipped(rows: Rows) -> None:
+    """Warn of rows that were skipped."""
+    if rows.skipped:
+        total = rows.skipped + len(rows.frame)
+        warnings.warn(
+            f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions) -> None:
+    """Warn of ids that are spelled like a missing value."""
+    for role, ids in (("user", user_ids), ("item", item_ids)):
+        if not (raw.text and raw.has_columns) or ids.dtype != pl.String:
+            continue
+        missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
+        if len(missing):
+            warnings.warn(
+                f"{raw.name} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
+                "`skip_bad_rows` to leave out these rows if it means that the id is missing",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def distinct_ids(frame: pl.DataFrame) -> tuple[int, int]:
+    """Return the numbers of users and items."""
+    return frame["user"].n_unique(), frame["item"].n_unique()
 
 
 def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
@@ -132,6 +219,8 @@ def _empty_error(steps: list[dict[str, Any]], raw: RawInteractions) -> InputErro
     before, after = steps[-2], steps[-1]
     own = raw.own_filter is not None and raw.own_filter[0] == after["step"]
     advice = "give `min_user` and `min_item` instead" if own else "lower `min_rating`, `min_user` or `min_item`"
+    if after["step"] == POSITIVE:
+        advice = "give `min_rating` if these ratings are good ones, or `rating` '' to ignore them"
     return InputError(
         f"the filter {after['step']!r} removes all interactions: before it there were {before['interactions']:,} "
         f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from drm_triton.errors import InputError
 
-ROLES = ("user", "item", "rating", "timestamp", "weight")
+ROLES = ("user", "item", "rating", "timestamp", "weight", "event")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 # Common column names, compared without case, blanks, dots, dashes and underscores. "userId" counts as "user".
 SPELLINGS: dict[str, frozenset[str]] = {
-    role: frozenset(words.split())
+    role: _words(words)
     for role, words in {
         "user": "user users u customer client member reviewer visitor account profile player listener reader person "
         "playlist session viewer subscriber",
@@ -22,8 +27,24 @@ SPELLINGS: dict[str, frozenset[str]] = {
         "timestamp": "timestamp time ts date datetime unixtime unixreviewtime reviewtime eventtime createdat created "
         "reviewdate createtime ratedat tstamp when",
         "weight": "",  # never recognised: a column of weights has to be named
+        "event": "event eventtype eventname action actiontype behavior behaviour behaviortype behaviourtype "
+        "interactiontype",
     }.items()
 }
+
+# Names of timestamps that count if the table has none of those above.
+_OTHER_TIMES = _words(
+    "orderdate orderedat ordertime ordertimestamp purchasedate purchasedat purchasetime purchasetimestamp "
+    "transactiondate transactiontime invoicedate eventdate eventtimestamp clicktime clickedat viewtime viewedat "
+    "watchedat watchdate listenedat playedat readat visitedat checkintime dateadded addedat borrowdate loandate "
+    "timestampms unixtimestamp ratingtimestamp ratingdate reviewtimestamp reviewedat starttime"
+)
+
+# Names of columns that often contain weights. They are not used unless they are named, so the user is told.
+WEIGHT_NAMES = _words(
+    "weight weights plays playcount nplays numplays count counts n quantity qty listens listencount views viewcount "
+    "clicks frequency freq amount times"
+)
 
 
 def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where: str, hint: str = "") -> dict[str, str]:
@@ -39,15 +60,15 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     Returns
     -------
     dict
-        role -> column. ``rating`` and ``timestamp`` may be missing: several candidates for one of them count as none,
-        because no step needs it unless it is named. ``weight`` is there only if it is given.
+        role -> column. ``rating``, ``timestamp`` and ``event`` may be missing: several candidates for one of them count
+        as none, because no step needs it unless it is named. ``weight`` is there only if it is given.
 
     Raises
     ------
     InputError
         If a given column does not exist, or if the column of users or items is missing or ambiguous.
     """
-    listed = ", ".join(repr(column) for column in columns)
+    listed = listing(columns)
     found: dict[str, str] = {}
     for role in ROLES:
         name = given.get(role)
@@ -60,11 +81,13 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
             found[role] = matches[0]
             continue
         matches = [c for c in columns if spells(c, role)]
+        if role == "timestamp" and not matches:
+            matches = [c for c in columns if plain(c) in _OTHER_TIMES]
         if len(matches) == 1:
             found[role] = matches[0]
         elif role in ("user", "item"):
             if matches:
-                candidates = ", ".join(map(repr, matches))
+                candidates = listing(matches)
                 raise InputError(
                     f"several columns of {where} could contain the {role}s: {candidates}; name one as `{role}`"
                 )
@@ -89,6 +112,18 @@ def spells(name: str, role: str) -> bool:
     """
     word = plain(name)
     return word in SPELLINGS[role] or (role in ("user", "item") and word.removesuffix("id") in SPELLINGS[role])
+
+
+def listing(names: Sequence[str], most: int = 20) -> str:
+    """Return names for a message, the first of them if there are many.
+
+    Examples
+    --------
+    >>> listing(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    listed = ", ".join(repr(name) for name in names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most:,} more"
 
 
 def plain(name: str) -> str:

@@ -23,6 +23,8 @@ READ_ERRORS = (
     lzma.LZMAError,
     zipfile.BadZipFile,
     csv.Error,
+    RuntimeError,  # of zipfile, about encryption and unknown compressions, and of JSON that is nested too deeply
+    pl.exceptions.PanicException,  # a BaseException: a failed assertion inside Polars, for example in a damaged file
 )
 
 _SET_ENCODING = 'give its encoding, for example `encoding="latin-1"`'
@@ -32,6 +34,8 @@ _JSON = "it is not valid JSON, or it is cut short; download or export it again"
 _TRUNCATED = "it is truncated; download or export it again"
 _DAMAGED = "it is damaged; download or export it again"
 _MIXED = "a value is of another kind than those above it; ids must be numbers or text, ratings numbers"
+
+_NESTED = "its JSON is nested too deeply; give objects with numbers and text"
 
 _MEANINGS = {  # what the message of a library may contain -> what it means for the user
     "utf-8": "it is not in UTF-8; {encoding_advice}",
@@ -54,6 +58,10 @@ _MEANINGS = {  # what the message of a library may contain -> what it means for 
     "cannot parse '": _MIXED,
     "supertype": _MIXED,
     "no space left": "there is no space to unpack it; free some, or set TMPDIR to a larger disk",
+    "password required": "it is encrypted; unpack it first, with its password",
+    "compression method": "its compression, such as Deflate64, is not supported; unpack it first",
+    "recursion": _NESTED,
+    "depthlimit": _NESTED,
     "deflate": _DAMAGED,
 }
 
@@ -80,6 +88,8 @@ def read_errors(name: str, locate: Callable[[], str] = str, encoding_advice: str
 def _explain(error: BaseException, encoding_advice: str) -> str:
     """Explain an error of Polars, Python or the system."""
     text = str(error).strip().split("\n", 1)[0]
+    if isinstance(error, pl.exceptions.PanicException):
+        return f"it is damaged, or has a form that Polars does not expect ({text}); export it again"
     if isinstance(error, UnicodeError):
         return f"it is not in the expected encoding ({text}); {encoding_advice}"
     if isinstance(error, PermissionError):

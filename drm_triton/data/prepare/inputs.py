@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import collections
+import csv
 import fnmatch
 import glob
 import gzip
 import hashlib
 import io
+import itertools
 import lzma
 import os
 import re
@@ -34,6 +37,7 @@ _MAGIC: dict[bytes, str] = {
 _OPENERS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 _NO_DATA = re.compile(r"(readme|licen[cs]e|copying|notice|changelog|citation)\b", re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
+_MOST_LINES = 100  # of a quoted field, where bad lines are skipped
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,7 @@ class InputFile:
         try:
             with self.open() as handle:
                 for number, line in enumerate(handle, start=1):
-                    try:
-                        good = is_good(line.decode("utf-8"))
-                    except ValueError:
-                        good = False
-                    if not good:
+                    if not _is_good(line, is_good):
                         return f"line {number:,}"
         except READ_ERRORS:
             pass  # the caller is reporting it
@@ -104,6 +104,7 @@ class Inputs:
 
     def __init__(self, raw: Sequence[str | Path], scratch: Path, parameter: str = "raw") -> None:
         self.scratch, self.parameter = scratch, parameter
+        self._numbers = itertools.count()
         self.paths: list[Path] = []
         for given in raw:
             path = Path(os.path.expanduser(given))
@@ -141,7 +142,7 @@ class Inputs:
                 f"{description} must be one file, but `{self.parameter}` names {len(self.paths)}: give one of them"
             )
         with read_errors(str(path)):
-            found = self._inside(path, patterns) if path.is_dir() else self._open(path, patterns)
+            found = self._inside(path, patterns) if path.is_dir() else self._open(path, patterns, first=True)
         if not found:
             raise InputError(f"{path} contains no {' or '.join(patterns)} ({description}): check `{self.parameter}`")
         return found[0]
@@ -152,7 +153,7 @@ class Inputs:
         try:
             packed = zipfile.is_zipfile(path)
             if packed or path.is_dir():
-                found = self._open(path, patterns) if packed else self._inside(path, patterns)
+                found = self._open(path, patterns, first=True) if packed else self._inside(path, patterns)
             else:
                 matches = (match for pattern in patterns for match in _matching(path.parent, pattern))
                 found = [InputFile(str(match), match) for match in matches]
@@ -164,7 +165,7 @@ class Inputs:
         """Write a decompressed copy in UTF-8 to the temporary directory, and return its path."""
         if file.kind == "zstd":
             raise InputError(f"{file.name} is compressed with zstd, which requires plain UTF-8 here: unpack it first")
-        target = self._new_path(f"-{file.path.name}")
+        target = self._new_path(file.suffix)
         with read_errors(file.name), file.open() as packed:
             if encoding == "utf-8":
                 with target.open("wb") as unpacked:
@@ -173,6 +174,46 @@ class Inputs:
                 with target.open("w", encoding="utf-8", newline="") as text:
                     shutil.copyfileobj(io.TextIOWrapper(packed, encoding, newline=""), text, _CHUNK_BYTES)
         return target
+
+    def without_bad_lines(
+        self, file: InputFile, is_good: Callable[[str], bool], quoted: bool
+    ) -> tuple[InputFile, int, str]:
+        """Copy the good lines of a text file.
+
+        Parameters
+        ----------
+        is_good : returns whether a line can be used
+        quoted : a field in quotation marks may contain line ends. Lines up to the mark that closes it are one.
+
+        Returns
+        -------
+        copy : InputFile
+        skipped : number of lines that are not UTF-8 or not good
+        first : the first of them, as "line 17"
+        """
+        if file.kind == "zstd":
+            raise InputError(f"{file.name} is compressed with zstd, so its bad rows cannot be skipped: unpack it first")
+        target = self._new_path(file.suffix)
+        skipped, first, waiting, number = 0, "", collections.deque[bytes](), 0
+        with read_errors(file.name), file.open() as packed, target.open("wb") as good:
+            while waiting or (line := packed.readline()):
+                if waiting:
+                    line = waiting.popleft()
+                number += 1
+                taken = [line]
+                while quoted and b"".join(taken).count(b'"') % 2 and len(taken) < _MOST_LINES:
+                    following = waiting.popleft() if waiting else packed.readline()
+                    if not following:
+                        break
+                    taken.append(following)
+                row = b"".join(taken)
+                if not (quoted and row.count(b'"') % 2) and _is_good(row, is_good):
+                    good.write(row)
+                    number += len(taken) - 1
+                    continue
+                skipped, first = skipped + 1, first or f"line {number:,}"
+                waiting.extendleft(reversed(taken[1:]))  # the next line may be good
+        return InputFile(file.name, target, file.on_disk), skipped, first
 
     def without_mark(self, file: InputFile) -> InputFile:
         """Return the file, or a copy without its byte order mark, which Polars does not accept in JSON."""
@@ -184,7 +225,10 @@ class Inputs:
 
     def _new_path(self, suffix: str) -> Path:
         """Return an unused path in the temporary directory."""
-        return self.scratch / f"{len(list(self.scratch.iterdir()))}{suffix}"
+        while True:  # several `Inputs` may share the directory
+            path = self.scratch / f"{next(self._numbers)}{suffix}"
+            if not path.exists():
+                return path
 
     def _inside(self, directory: Path, patterns: Sequence[str]) -> list[InputFile]:
         """Return the first match in a directory, in its subdirectories, or else in its first zip file."""
@@ -193,21 +237,24 @@ class Inputs:
                 for match in _matching(place, pattern):
                     return self._open(match, ("*",))
         zips = _matching(directory, "*.zip")
-        return self._open(zips[0], patterns) if zips else []
+        return self._open(zips[0], patterns, first=True) if zips else []
 
-    def _open(self, path: Path, patterns: Sequence[str]) -> list[InputFile]:
-        """Make a file readable by Polars: unpack zip files and compressions that Polars does not know."""
+    def _open(self, path: Path, patterns: Sequence[str], first: bool = False) -> list[InputFile]:
+        """Make a file readable by Polars: unpack zip files and compressions that Polars does not know.
+
+        Of a zip file, return the members that match a pattern, or only the `first`.
+        """
         file = InputFile(str(path), path)
         try:
             if path.stat().st_size == 0:
                 raise InputError(f"{path} is empty: give a file with interactions")
             kind = file.kind
-            if glob.has_magic(str(path)):  # Polars would treat the name as a pattern
-                link = self._new_path(file.suffix)
+            if printable(path) != str(path):  # Polars takes only names in UTF-8
+                link = self._new_path(printable(file.suffix))
                 link.symlink_to(path.absolute())
                 file = InputFile(str(path), link, path)
             if kind == "zip" and file.suffix != ".npz":  # arrays are no files to read one by one
-                return self._unzip(path, patterns)
+                return self._unzip(path, patterns, first)
             if kind == "7z":
                 raise InputError(f"{path} is a 7z archive, which cannot be read: unpack it first (7z x {path})")
             if kind in ("bz2", "xz"):
@@ -216,19 +263,19 @@ class Inputs:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         return [file]
 
-    def _unzip(self, path: Path, patterns: Sequence[str]) -> list[InputFile]:
-        """Unpack the members of a zip file that match a pattern."""
+    def _unzip(self, path: Path, patterns: Sequence[str], first: bool) -> list[InputFile]:
+        """Unpack the members of a zip file that match a pattern, or only the `first`."""
         found: list[InputFile] = []
         with read_errors(str(path)), zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and not m.filename.startswith("__MACOSX")]
             members = [m for m in members if not _NO_DATA.match(Path(m.filename).name)] or members
-            for pattern in patterns:
-                for member in members:
-                    if _fits(Path(member.filename).name, pattern):
-                        place = self._new_path(f"-{Path(member.filename).name}")
-                        with archive.open(member) as packed, place.open("wb") as unpacked:
-                            shutil.copyfileobj(packed, unpacked, _CHUNK_BYTES)
-                        found.append(InputFile(f"{path}:{member.filename}", place, path))
+            chosen = [m for pattern in patterns for m in members if _fits(Path(m.filename).name, pattern)]
+            for member in chosen[:1] if first else chosen:
+                name = f"{path}:{member.filename}"
+                place = self._new_path("")
+                with read_errors(name), archive.open(member) as packed, place.open("wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked, _CHUNK_BYTES)
+                found.append(InputFile(name, place, path))
         if not found:
             listed = ", ".join(m.filename for m in members[:5]) or "nothing"
             raise InputError(
@@ -247,8 +294,26 @@ def sha256(paths: Iterable[Path]) -> list[dict[str, str | int]]:
         with path.open("rb") as handle:
             while chunk := handle.read(_CHUNK_BYTES):
                 digest.update(chunk)
-        listed.append({"file": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()})
+        listed.append({"file": printable(path.name), "bytes": path.stat().st_size, "sha256": digest.hexdigest()})
     return listed
+
+
+def printable(name: str | Path) -> str:
+    r"""Return a name as text that can be encoded. A byte that is not UTF-8 becomes an escape, such as \xff.
+
+    Examples
+    --------
+    >>> printable("caf\udce9.csv")
+    'caf\\xe9.csv'
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _is_good(line: bytes, is_good: Callable[[str], bool]) -> bool:
+    try:
+        return is_good(line.decode("utf-8"))
+    except (ValueError, csv.Error, RecursionError):  # the last of JSON that is nested too deeply
+        return False
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -18,7 +18,20 @@ import numpy as np
 import polars as pl
 
 from drm_triton.data.dataset import CSR, Dataset
-from drm_triton.data.prepare.build import BuildOptions, distinct, to_codes, with_titles
+from drm_triton.data.prepare.build import (
+    POSITIVE,
+    BuildOptions,
+    count_events,
+    distinct,
+    distinct_ids,
+    keep_rated,
+    to_codes,
+    warn_missing,
+    warn_skipped,
+    weigh_events,
+    with_titles,
+)
+from drm_triton.data.prepare.description import describe_rows
 from drm_triton.data.prepare.inputs import Inputs
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions
 from drm_triton.data.prepare.read import collect
@@ -79,17 +92,28 @@ def read_parts(source: Source, parts: Parts, scratch: Path, file_format: FileFor
 def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter = SILENT) -> Dataset:
     """Build a data set from tables that all have a part. Its meta contains the statistics of each step."""
     with reporter.step("read") as step:
-        frame = collect(raw, BuildOptions())
+        read = collect(raw, BuildOptions())
+        frame, described = read.frame, describe_rows(read)
+        warn_skipped(read)
         step.note(f"{len(frame):,} rows")
+        del read
+    steps = [_step("read", frame)]
+    if raw.file_format.event_weight is not None:
+        described["events"] = count_events(frame, raw)
+        frame = weigh_events(frame, raw.file_format.event_weight)
+        steps.append(_step(f"events {', '.join(raw.file_format.event_weight)}", frame))
+    frame, removed = keep_rated(frame, raw, None)
+    if removed:
+        steps.append(_step(POSITIVE, frame))
     rows = frame.group_by("part").len()
     for table in raw.tables:
         if table.part not in rows["part"]:
             raise InputError(f"{table.name} has no interactions: give the {table.part} part of the split")
     with reporter.step("encode") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
+        warn_missing(user_ids, item_ids, raw)
         shape = (len(user_ids), len(item_ids))
         sizes = {"users": shape[0], "items": shape[1]}
-        steps = [{"step": "read", "interactions": len(frame), **sizes}]
         codes = to_codes(frame, user_ids, item_ids)
         del frame
         matrices: dict[str, CSR] = {}
@@ -106,11 +130,18 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
             raise InputError("the files have a validation part: leave out `valid_ratio`, or leave out `valid`")
         matrices |= _hold_out(matrices["train"], options)
     meta: dict[str, Any] = {"source": "parts", "options": {"split": "predefined", **asdict(options)}, "steps": steps}
+    meta |= described
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
     return Dataset(
         matrices["train"], matrices["valid"], matrices["test"], user_ids.to_frame(), with_titles(item_ids, raw), meta
     )
+
+
+def _step(name: str, frame: pl.DataFrame) -> dict[str, Any]:
+    """Return the statistics after a step."""
+    users, items = distinct_ids(frame)
+    return {"step": name, "interactions": len(frame), "users": users, "items": items}
 
 
 def _check_disjoint(matrices: Mapping[str, CSR], user_ids: pl.Series, item_ids: pl.Series) -> None:

@@ -16,6 +16,7 @@ import polars as pl
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data import data_dir, store
+from drm_triton.data.attributes import attributes, read_attributes
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.leaderboards import PublicSplit
 from drm_triton.data.prepare import synthetic
@@ -41,6 +42,7 @@ def prepare(
     own_filter: bool = True,
     download: bool = False,
     parts: Parts | None = None,
+    tables: Mapping[str, str | Path] | None = None,
 ) -> Dataset:
     """Prepare the files of a source into the directory `out`.
 
@@ -65,6 +67,8 @@ def prepare(
         Download the source's file first, if it has a public address; `raw` must be None.
     parts : mapping from train, test and perhaps valid to a file, optional
         Files that are already split, for the sources table and lists; `raw` must be None.
+    tables : mapping from items and users to a file, optional
+        Tables of attributes; `Dataset.with_attributes` describes them.
 
     Returns
     -------
@@ -82,7 +86,20 @@ def prepare(
     if options is None:
         is_split = parts is not None or source.public_split is not None
         options = PartsOptions() if is_split else default_options(source)
+    found = {name: read_attributes(file, name.removesuffix("s")) for name, file in (tables or {}).items()}
     data = _read(source, parts or raw or (), file_format or FileFormat(), options, reporter, own_filter)
+    if found:
+        with_tables = data.with_attributes(**found)
+        with_tables.meta["attributes"] = {
+            name: {
+                "file": str(Path((tables or {})[name]).name),
+                "columns": attributes(getattr(with_tables, name)),
+                "rows": len(table),
+                "added": len(getattr(with_tables, name)) - len(getattr(data, name)),
+            }
+            for name, table in found.items()
+        }
+        data = with_tables
     return _store(data, source.name, place, overwrite, reporter)
 
 
@@ -177,8 +194,9 @@ def _read(
                 interactions = read_parts(source, raw, Path(scratch), file_format)
             else:
                 interactions = source.read(Inputs(raw, Path(scratch)), file_format)
-        if file_format.weight and interactions.weight is None:
-            raise InputError(f"{interactions.name} has no column to choose as `weight`: leave out `weight`")
+        for name in ("weight", "event_weight"):
+            if getattr(file_format, name) and interactions.weight is None:
+                raise InputError(f"{interactions.name} has no column to choose as `{name}`: leave out `{name}`")
         if not own_filter:
             interactions = replace(interactions, own_filter=None)
         checksums = pool.submit(sha256, interactions.files)  # in parallel to reading: hashing releases the GIL

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from drm_triton.data.prepare.failures import read_errors
-from drm_triton.data.prepare.raw import RawInteractions, RawTable
+from drm_triton.data.prepare.raw import DATE_ORDERS, RawInteractions, RawTable
 from drm_triton.data.prepare.values import (
     SMALL_INTEGERS,
     WHOLE_NUMBER,
+    date_evidence,
     id_values,
     is_kept,
+    is_missing,
     rating_values,
+    shows_decimal,
     time_values,
     weight_values,
     whole_numbers,
@@ -30,52 +33,107 @@ if TYPE_CHECKING:
 
 IDS = ("user", "item")
 PART_TYPE = pl.Enum(SPLIT_PARTS)  # of the column `part`
+_GROUP = 200  # files in one query
 SAMPLE_ROWS = 1000  # rows that decide whether ids are whole numbers, and how times are written
 
 
-def collect(raw: RawInteractions, options: BuildOptions) -> pl.DataFrame:
-    """Read the columns needed: user, item, and as needed keep (the rating suffices), rating, time, weight, part.
+@dataclass(frozen=True)
+class Rows:
+    """The rows of all files.
+
+    Attributes
+    ----------
+    raw : where they come from
+    frame : columns user, item, and as needed event, keep (the rating suffices), rating, time, weight, part
+    dates : the times are dates, in microseconds
+    skipped : number of rows that were left out because they cannot be used
+    first_skipped : the first of them, and what is wrong with it
+    """
+
+    raw: RawInteractions
+    frame: pl.DataFrame
+    dates: bool = False
+    skipped: int = 0
+    first_skipped: str = ""
+
+
+def collect(raw: RawInteractions, options: BuildOptions) -> Rows:
+    """Read the columns needed. With `skip_bad_rows`, lines that cannot be read are removed from copies of the files."""
+    try:
+        rows = _collect_rows(raw, options)
+    except InputError:
+        if not raw.file_format.skip_bad_rows:
+            raise
+        repaired = replace(raw, tables=[table.repair() if table.repair else table for table in raw.tables])
+        if not any(table.skipped for table in repaired.tables):
+            raise  # it is something else
+        rows = _collect_rows(repaired, options)
+    skipped = [table for table in rows.raw.tables if table.skipped]
+    if not skipped:
+        return rows
+    total = rows.skipped + sum(table.skipped for table in skipped)
+    return replace(rows, skipped=total, first_skipped=skipped[0].first_skipped)
+
+
+def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
+    """Read the columns needed.
 
     The first pass takes the quick frames and leaves a null where that fails. Only if there is a null, a careful pass
-    follows, which handles blank lines, blanks around numbers and negative ids. If nulls remain among ids that look like
-    whole numbers, a third pass reads these ids as text. A null that remains is an error in the data.
+    follows, which handles blank lines, blanks around numbers and negative ids. If nulls remain, a further pass reads
+    ids that are not whole numbers as text, or numbers with a decimal comma. A null that remains is an error in the
+    data.
     """
-    careful = False
-    view = replace(raw, tables=[t if t.quick is None else replace(t, frame=t.quick) for t in raw.tables])
+    file_format = raw.file_format
+    skip, decimal = bool(file_format.skip_bad_rows), file_format.decimal
+    careful = decimal is not None
+    view = replace(raw, tables=[t if t.quick is None or careful else replace(t, frame=t.quick) for t in raw.tables])
     _check_needs(raw, _schema(view), options)
     whole = {role: _looks_whole(view, role) for role in IDS}
+    is_weight = "rating" in raw.roles and raw.roles["rating"] == raw.roles.get("weight")  # which is above 0 anyway
+    time: tuple[pl.Expr, bool] | None = None
     while True:
         schema = _schema(view)
         columns = {}
         for role in IDS:
             _check_id_type(raw, schema[role], role)
-            columns[role] = id_values(role, schema[role], raw.text, whole[role], careful)
-        if "rating" in schema:
-            columns["keep"] = is_kept(schema["rating"], options.min_rating, careful)
-        if raw.own_filter and "rating" in schema:
-            columns["rating"] = rating_values(schema["rating"], careful).cast(pl.Float32)
+            columns[role] = id_values(role, schema[role], raw.text, whole[role], careful, refuse_missing=skip)
+        if "rating" in schema and (options.min_rating is not None or not is_weight):
+            # The rating itself is for the record. Float32 takes half the memory.
+            columns["keep"] = is_kept(schema["rating"], options.min_rating, careful, decimal)
+            columns["rating"] = rating_values(schema["rating"], careful, decimal).cast(pl.Float32)
+        if "event" in schema:
+            columns["event"] = pl.col("event").cast(pl.String).str.strip_chars().fill_null("")
         if options.split in NEEDS_TIME:
-            columns["time"] = time_values(schema["timestamp"], partial(_sample, view, "timestamp"))
+            sample, order = partial(_sample, view, "timestamp"), partial(_date_order, raw)
+            time = time_values(schema["timestamp"], sample, file_format.date_format, order)
+            columns["time"] = time[0]
         if "weight" in schema:
-            columns["weight"] = weight_values(schema["weight"], columns.get("keep"), careful)
+            columns["weight"] = weight_values(schema["weight"], columns.get("keep"), careful, decimal)
         if raw.is_split:
             columns["part"] = pl.col("part")
         try:
-            frame = _collect(view, _concat(view, drop_blank=careful and raw.text).select(**columns))
+            frame = _select(view, schema, columns, drop_blank=careful and raw.text)
         except InputError:
             if careful:
                 raise
             careful, view = True, raw
             continue
         lost = [name for name in columns if name != "rating" and frame[name].null_count()]
-        if not lost:  # without a threshold, the ratings only had to be checked
-            return frame if options.min_rating is not None else frame.drop("keep", strict=False)
+        if not lost:
+            return Rows(raw, frame, time is not None and time[1])
         if not careful:
             careful, view = True, raw
-        elif any(whole.get(name) for name in lost):
+        elif any(whole.get(name) and _has_text_ids(raw, name, columns[name], skip) for name in lost):
             whole.update({role: False for role in whole if role in lost})
+        elif decimal is None and (recognised := _decimal_mark(raw, schema, lost)):
+            decimal = recognised
         else:
-            raise _error_at(raw, lost[0], columns[lost[0]])
+            break
+    problem, advice = _problem_at(raw, lost[0], columns[lost[0]])
+    if not skip:
+        raise InputError(f"{problem}: {advice}")
+    good = frame.drop_nulls(lost)
+    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem)
 
 
 def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:
@@ -107,16 +165,27 @@ def _collect(raw: RawInteractions, query: pl.LazyFrame) -> pl.DataFrame:
             return query.collect(engine="streaming")
     except InputError:
         for table in raw.tables:
-            with read_errors(table.name, table.locate):
+            with table.read_errors():
                 table.frame.collect(engine="streaming")
         raise
+
+
+def _select(
+    raw: RawInteractions, schema: Mapping[str, pl.DataType], columns: Mapping[str, pl.Expr], drop_blank: bool
+) -> pl.DataFrame:
+    """Return columns of all files. Many files are read in groups: Polars takes long to plan a query over thousands."""
+    frames = []
+    for start in range(0, len(raw.tables), _GROUP):
+        group = replace(raw, tables=raw.tables[start : start + _GROUP])
+        frames.append(_collect(group, _concat(group, drop_blank, schema).select(**columns)))
+    return frames[0] if len(frames) == 1 else pl.concat(frames)
 
 
 def _schema(raw: RawInteractions) -> dict[str, pl.DataType]:
     """Return the types of the columns that all files have."""
     schemas = []
     for table in raw.tables:
-        with read_errors(table.name, table.locate):
+        with table.read_errors():
             schemas.append(table.frame.collect_schema())
     common = [c for c in schemas[0].names() if c != "row" and all(c in s for s in schemas)]
     return {c: _common_type([s[c] for s in schemas], is_id=c in IDS) for c in common}
@@ -143,8 +212,11 @@ def _aligned(table: RawTable, schema: Mapping[str, pl.DataType]) -> list[pl.Expr
     return columns
 
 
-def _concat(raw: RawInteractions, drop_blank: bool = False) -> pl.LazyFrame:
-    schema = _schema(raw)
+def _concat(
+    raw: RawInteractions, drop_blank: bool = False, schema: Mapping[str, pl.DataType] | None = None
+) -> pl.LazyFrame:
+    """Return the rows of all files, in the types of `schema`, by default those that the files have in common."""
+    schema = _schema(raw) if schema is None else schema
     frames = []
     for table in raw.tables:
         frame = table.frame.select(_aligned(table, schema))
@@ -161,32 +233,78 @@ def _looks_whole(raw: RawInteractions, role: str) -> bool:
         return True
     if not raw.text or dtype != pl.String:
         return False
-    return bool(_sample(raw, role).str.strip_chars().str.contains(WHOLE_NUMBER).all())
+    sample = _sample(raw, role).str.strip_chars()
+    if raw.file_format.skip_bad_rows:  # which a missing id is
+        sample = sample.filter(~sample.to_frame(role).select(is_missing(pl.col(role))).to_series())
+    return bool(sample.str.contains(WHOLE_NUMBER).all())
 
 
 def _sample(raw: RawInteractions, column: str) -> pl.Series:
     """Return the first values of a column that are not null."""
     table = raw.tables[0]
-    with read_errors(table.name, table.locate):
+    with table.read_errors():
         return table.frame.select(column).head(SAMPLE_ROWS).collect().to_series().drop_nulls()
 
 
+def _has_text_ids(raw: RawInteractions, role: str, whole: pl.Expr, refuse_missing: bool) -> bool:
+    """Return whether some ids become usable if they are read as text instead of whole numbers."""
+    text = id_values(role, _schema(raw)[role], raw.text, whole=False, careful=True, refuse_missing=refuse_missing)
+    return bool(_collect(raw, _concat(raw).select((whole.is_null() & text.is_not_null()).any())).item())
+
+
+def _decimal_mark(raw: RawInteractions, schema: Mapping[str, pl.DataType], lost: Sequence[str]) -> str | None:
+    """Return the decimal mark that the numbers in text show, or None if none of them has a comma."""
+    for column, role in (("keep", "rating"), ("weight", "weight")):
+        if column not in lost or schema[role] != pl.String:
+            continue
+        shown = _collect(raw, _concat(raw).select(*(e.alias(str(k)) for k, e in enumerate(shows_decimal(role)))))
+        has_comma, comma, point = shown.row(0)
+        if comma != point:
+            return "comma" if comma else "point"
+        if has_comma and not comma:
+            raise InputError(
+                f"{raw.name}: the commas in the {role}s, as in 1,234, may be decimal marks or group digits: give "
+                '`decimal="comma"` or `decimal="point"`'
+            )
+    return None
+
+
+def _date_order(raw: RawInteractions) -> str:
+    """Return whether day or month comes first in dates such as 02/04/2024, if a day above 12 shows it."""
+    shown = _collect(raw, _concat(raw).select(*(e.alias(str(k)) for k, e in enumerate(date_evidence()))))
+    day_first, month_first = shown.row(0)
+    if day_first == month_first:
+        problem = "begin with a day in some rows and a month in others" if day_first else "may begin with day or month"
+        example = _sample(raw, "timestamp")[0]
+        raise InputError(
+            f"{raw.name}: the dates, as in {example}, {problem}: give `date_format` {' or '.join(DATE_ORDERS)}, or a "
+            "pattern such as '%d/%m/%Y %H:%M'"
+        )
+    return DATE_ORDERS[0] if day_first else DATE_ORDERS[1]
+
+
+_EXAMPLE = "for example '%d/%m/%Y %H:%M'"
 _PROBLEMS = {  # column that has a null -> role, what is wrong
     "user": ("user", "has no usable user id"),
     "item": ("item", "has no usable item id"),
     "keep": ("rating", "has a rating that is missing or not a number"),
-    "time": ("timestamp", "has a time that is neither a number nor like 2020-12-31 23:59:59"),
+    "time": ("timestamp", "has a time that is neither a number nor a date like that of other rows"),
     "weight": ("weight", f"has a weight that is not a number from {WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}"),
 }
 
 
-def _error_at(raw: RawInteractions, column: str, expression: pl.Expr) -> InputError:
-    """Return the error for the first row where `expression` is null."""
+def _problem_at(raw: RawInteractions, column: str, expression: pl.Expr) -> tuple[str, str]:
+    """Return what is wrong with the first row where `expression` is null, and what to do."""
     role, problem = _PROBLEMS[column]
     advice = "correct or remove that row"
     if raw.has_columns and column in ("keep", "time", "weight"):
         advice += f", or name another column as `{role}`"
         advice += f" (`{role}` '' ignores ratings)" if column == "keep" else ""
+    if raw.has_columns:
+        advice += ", or give `skip_bad_rows` to leave out all such rows"
+    if raw.has_columns and column == "time":
+        given = raw.file_format.date_format
+        advice += f"; check `date_format` {given!r}" if given else f"; if it is a date, give `date_format`, {_EXAMPLE}"
     if raw.has_columns and column == "weight":
         advice += "; to leave out all rows with small weights, name the column as `rating` too and give `min_rating`"
     schema = _schema(raw)
@@ -199,5 +317,5 @@ def _error_at(raw: RawInteractions, column: str, expression: pl.Expr) -> InputEr
         if len(bad):
             row, value = bad.row(0)
             shown = "" if value is None or value == "" else f" ({value!r})"
-            return InputError(f"{table.unit} {row + 1:,} of {table.name} {problem}{shown}: {advice}")
-    return InputError(f"{raw.name} {problem} in some row: {advice}")
+            return f"{table.unit} {row + 1:,} of {table.name} {problem}{shown}", advice
+    return f"{raw.name} {problem} in some row", advice

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import polars as pl
 
 from drm_triton.data.frames import from_pandas
-from drm_triton.data.prepare.columns import ROLES, find_columns, plain, spells
+from drm_triton.data.prepare.columns import ROLES, find_columns, listing, plain, spells
+from drm_triton.data.prepare.description import column_notes
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import InputFile, Inputs
-from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
+from drm_triton.data.prepare.raw import SKIP_LINES, FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.text import first_lines, scan_text, to_utf8
 from drm_triton.errors import InputError
 
-TABLE_FIELDS = frozenset({*ROLES, "columns", "separator", "encoding"})  # fields of `FileFormat` that tables use
+# Fields of `FileFormat` that tables use.
+TABLE_FIELDS = frozenset(
+    {*ROLES, "columns", "separator", "encoding", "decimal", "date_format", "event_weight", "skip_bad_rows"}
+)
 TITLE_COLUMNS = frozenset(
     {
         "artistname", "booktitle", "itemname", "itemtitle", "movietitle", "name", "songname", "title", "trackname"
@@ -27,35 +34,172 @@ TITLE_COLUMNS = frozenset(
 ValueKind = Literal["text", "lines", "typed"]
 
 
+@dataclass(frozen=True)
+class Scanned:
+    """A table that was opened.
+
+    Attributes
+    ----------
+    frame : all columns, named as in the file or by `FileFormat.columns`
+    kind : whether the values are uninterpreted text, JSON lines, or have types
+    file : the file that was opened: a copy if its encoding or a mark at its begin had to be changed
+    lines : the first lines of a text file
+    is_good : returns whether a line can be read; None if the file does not consist of lines
+    quoted : fields may be in quotation marks
+    skipped, first_skipped : number of lines that were left out already, and the first of them
+    """
+
+    frame: pl.LazyFrame
+    kind: ValueKind
+    file: InputFile
+    lines: Sequence[str] = ()
+    is_good: Callable[[str], bool] | None = None
+    quoted: bool = False
+    skipped: int = 0
+    first_skipped: str = ""
+
+    def locate(self) -> str:
+        """Return the damaged line of a file that cannot be read, as "line 17", or ""."""
+        return self.file.first_bad_line(self.is_good) if self.is_good else ""
+
+    def columns(self) -> list[str]:
+        """Return the names of the columns."""
+        with read_errors(self.file.name, self.locate):
+            return self.frame.collect_schema().names()
+
+
 def read_tables(
     inputs: Inputs, files: Sequence[InputFile], file_format: FileFormat, titles: pl.LazyFrame | None = None
 ) -> RawInteractions:
     """Read files as interactions. The columns are found by name in each file."""
-    tables, kinds = [], set()
+    tables, kinds, found_in, columns_of = [], set(), [], []
     given = {role: getattr(file_format, role) for role in ROLES}
     if given["weight"] is None and "weight" in (file_format.columns or ()):
         given["weight"] = "weight"  # named by its position
     for file in files:
-        frame, kind, locate = scan(inputs, file, file_format)
-        with read_errors(file.name, locate):
-            columns = frame.collect_schema().names()
+        scanned = scan(inputs, file, file_format)
+        try:
+            columns = scanned.columns()
+        except InputError:
+            if scanned.kind != "lines":
+                raise
+            scanned = _without_bad_lines(inputs, scanned, given, bool(file_format.skip_bad_rows))
+            columns = scanned.columns()
         found = find_columns(columns, given, file.name, _headerless_hint(columns))
-        roles = [pl.col(name).alias(role) for role, name in found.items()]
-        quick, unit = None, "row"
-        if kind == "text":
-            quick = scan(inputs, file, file_format, number_column=found.get("rating"))[0].select(roles)
-            unit = "row" if file_format.columns else "data row"
-        elif kind == "lines":
-            quick, frame = frame.select(roles), scan(inputs, file, file_format, sample=None)[0]
-            locate = partial(file.first_bad_line, partial(_is_row, columns=tuple(found.values())))
-        tables.append(RawTable(file.name, frame.select(roles), locate, quick, unit, columns))
-        kinds.add(kind)
-    return RawInteractions(
-        tables, text=kinds == {"text"}, titles=titles, files=[f.on_disk for f in files], weight=given["weight"]
+        used = _used(found, file_format, file.name)
+        tables.append(_table(inputs, scanned, used, columns, file_format))
+        kinds.add(scanned.kind)
+        found_in.append(found)
+        columns_of.append(columns)
+    text = kinds == {"text"}
+    return replace(
+        _described(tables, found_in, columns_of, file_format),
+        text=text,
+        titles=titles,
+        files=[f.on_disk for f in files],
+        weight=used.get("event") or given["weight"],
     )
 
 
-def read_frame(frame: Any, names: Mapping[str, str | None]) -> RawInteractions:
+def _table(
+    inputs: Inputs, scanned: Scanned, found: Mapping[str, str], columns: Sequence[str], file_format: FileFormat
+) -> RawTable:
+    """Return the columns that have a role."""
+    roles = [pl.col(name).alias(role) for role, name in found.items()]
+    file, frame, quick, unit, is_good = scanned.file, scanned.frame, None, "row", scanned.is_good
+    if scanned.kind == "text":
+        quick = scan_text(file, scanned.lines, file_format, found.get("rating"))[0].select(roles)
+        unit = "row" if file_format.columns else "data row"
+    elif scanned.kind == "lines":
+        quick, frame = frame.select(roles), _scan_lines(file, sample=None)
+        is_good = partial(_is_row, columns=tuple(found.values()))
+    table = RawTable(file.name, frame.select(roles), str, quick, unit, columns)
+    if is_good is None:
+        return table
+
+    def repair() -> RawTable:
+        copy, skipped, first = inputs.without_bad_lines(file, is_good, scanned.quoted)
+        if scanned.kind == "lines":
+            frame = _scan_lines(copy, sample=None)
+        else:
+            frame = scan_text(copy, scanned.lines, file_format, None)[0]
+        return replace(
+            table,
+            frame=frame.select(roles),
+            quick=None,
+            skipped=scanned.skipped + skipped,
+            first_skipped=_cannot_be_read(scanned.first_skipped or first, file),
+        )
+
+    return replace(
+        table,
+        locate=partial(file.first_bad_line, is_good),
+        repair=repair,
+        skipped=scanned.skipped,
+        first_skipped=_cannot_be_read(scanned.first_skipped, file),
+    )
+
+
+def _cannot_be_read(line: str, file: InputFile) -> str:
+    return f"{line} of {file.name} cannot be read"
+
+
+def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str | None], skip: bool) -> Scanned:
+    """Return JSON lines without those that are no objects, or have a list or an object in a column with a role.
+
+    If they are not to be skipped, raise an error that names the first.
+    """
+    objects, _, _ = inputs.without_bad_lines(scanned.file, _is_row, quoted=False)
+    with objects.open() as lines:
+        rows = [json.loads(line) for line in itertools.islice(lines, 1000) if line.strip()]
+    is_good = scanned.is_good
+    if rows:
+        found = find_columns(list(dict.fromkeys(itertools.chain(*rows))), given, scanned.file.name)
+        is_good = partial(_is_row, columns=tuple(found.values()))
+    if not skip:
+        try:
+            replace(scanned, is_good=is_good).columns()
+        except InputError as error:
+            raise InputError(f"{error}{SKIP_LINES}") from error
+    copy, skipped, first = inputs.without_bad_lines(scanned.file, is_good or _is_row, quoted=False)
+    return replace(scanned, frame=_scan_lines(copy, sample=1000), file=copy, skipped=skipped, first_skipped=first)
+
+
+def _used(found: Mapping[str, str], file_format: FileFormat, where: str) -> dict[str, str]:
+    """Return the columns to read. Events are read only if they have weights."""
+    if file_format.event_weight is None:
+        return {role: column for role, column in found.items() if role != "event"}
+    if "event" not in found:
+        raise InputError(f"{where}: no column, or several, are recognised as the events: name one as `event`")
+    return dict(found)
+
+
+def _described(
+    tables: Sequence[RawTable],
+    found_in: Sequence[Mapping[str, str]],
+    columns_of: Sequence[Sequence[str]],
+    file_format: FileFormat,
+) -> RawInteractions:
+    """Return the interactions with the record of which column was taken for what."""
+    roles: dict[str, str] = {}
+    for role in ROLES:
+        names = dict.fromkeys(found[role] for found in found_in if role in found)
+        if names and (role != "event" or file_format.event_weight is not None):
+            roles[role] = ", ".join(names)
+    ignored = dict.fromkeys(
+        column
+        for found, columns in zip(found_in, columns_of, strict=True)
+        for column in columns
+        if column not in found.values() or (found.get("event") == column and "event" not in roles)
+    )
+    notes = column_notes(found_in[0], columns_of[0], file_format.event_weight is not None)
+    if file_format.columns:
+        positions = {name: f"column {k + 1}" for k, name in enumerate(columns_of[0])}
+        roles = {role: positions[column] for role, column in roles.items()}
+    return RawInteractions(tables, roles=roles, ignored=list(ignored), notes=notes, file_format=file_format)
+
+
+def read_frame(frame: Any, file_format: FileFormat) -> RawInteractions:
     """Return the interactions of a polars DataFrame or LazyFrame, or of a pandas DataFrame."""
     if isinstance(frame, pl.LazyFrame | pl.DataFrame):
         columns = frame.lazy().collect_schema().names()
@@ -63,16 +207,19 @@ def read_frame(frame: Any, names: Mapping[str, str | None]) -> RawInteractions:
         columns = [str(c) for c in frame.columns]
     else:
         raise InputError(f"from_frame takes a polars or pandas frame, not {type(frame).__name__}")
-    roles = find_columns(columns, names, "the frame")
+    names = {role: getattr(file_format, role) for role in ROLES}
+    found = find_columns(columns, names, "the frame")
+    used = _used(found, file_format, "the frame")
     if not isinstance(frame, pl.LazyFrame | pl.DataFrame):
-        frame = from_pandas(frame, list(roles.values()))
-    chosen = frame.lazy().select(pl.col(name).alias(role) for role, name in roles.items())
-    return RawInteractions([RawTable("the frame", chosen, columns=columns)], weight=roles.get("weight"))
+        frame = from_pandas(frame, list(used.values()))
+    chosen = frame.lazy().select(pl.col(name).alias(role) for role, name in used.items())
+    raw = _described([RawTable("the frame", chosen, columns=columns)], [found], [columns], file_format)
+    return replace(raw, weight=used.get("event") or used.get("weight"))
 
 
 def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.LazyFrame:
     """Read a table of items. Return columns ``item`` and ``title``."""
-    frame, _, _ = scan(inputs, file, file_format)
+    frame = scan(inputs, file, file_format).frame
     with read_errors(file.name):
         columns = frame.collect_schema().names()
     title = next((c for c in columns if plain(c) in TITLE_COLUMNS), None)
@@ -81,39 +228,16 @@ def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.
     if title is None or item is None:
         raise InputError(
             f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
-            f"its columns are {columns}"
+            f"its columns are {listing(columns)}"
         )
     return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
 
 
-def scan(
-    inputs: Inputs,
-    file: InputFile,
-    file_format: FileFormat,
-    number_column: str | None = None,
-    sample: int | None = 1000,
-) -> tuple[pl.LazyFrame, ValueKind, Callable[[], str]]:
-    """Open one table.
-
-    Parameters
-    ----------
-    number_column : str, optional
-        The column of a text file that Polars parses as numbers.
-    sample : int, optional
-        The number of JSON lines that decide the types of the columns; None for all.
-
-    Returns
-    -------
-    frame : LazyFrame
-        All columns, named as in the file or by `file_format.columns`.
-    kind : {"text", "lines", "typed"}
-        Whether the values are uninterpreted text, JSON lines, or have types.
-    locate : function
-        Returns the damaged line of a file that cannot be read, as "line 17", or "".
-    """
+def scan(inputs: Inputs, file: InputFile, file_format: FileFormat) -> Scanned:
+    """Open one table. The types of JSON lines are those of the first ones."""
     if file.kind == "parquet":
         _refuse_columns(file, file_format)
-        return pl.scan_parquet(file.path), "typed", str
+        return Scanned(pl.scan_parquet(file.path, glob=False), "typed", file)
     if file.suffix in (".parquet", ".pq"):
         raise InputError(f"cannot read {file.name}: it is damaged, or not a Parquet file despite its name")
     file = to_utf8(inputs, file, file_format)
@@ -124,16 +248,21 @@ def scan(
     if start.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
         _refuse_columns(file, file_format)
         file = inputs.without_mark(file)
-        return pl.scan_ndjson(file.path, infer_schema_length=sample), "lines", partial(file.first_bad_line, _is_row)
+        return Scanned(_scan_lines(file, sample=1000), "lines", file, is_good=_is_row)
     if start.startswith("[") and file.suffix == ".json":
         _refuse_columns(file, file_format)
         file = inputs.without_mark(file)
         with read_errors(file.name):
             path = inputs.unpack(file) if file.kind == "gzip" else file.path
-            return pl.read_json(path, infer_schema_length=None).lazy(), "typed", str
+            return Scanned(pl.read_json(path, infer_schema_length=None).lazy(), "typed", file)
     with read_errors(file.name):
-        frame, has_room = scan_text(file, lines, file_format, number_column)
-    return frame, "text", partial(file.first_bad_line, has_room)
+        frame, has_room, quoted = scan_text(file, lines, file_format, None)
+    return Scanned(frame, "text", file, lines, has_room, quoted)
+
+
+def _scan_lines(file: InputFile, sample: int | None) -> pl.LazyFrame:
+    """Open JSON lines. The first `sample` lines decide the types of the columns, or all."""
+    return pl.scan_ndjson(glob.escape(str(file.path)), infer_schema_length=sample)  # it has no glob=False
 
 
 def _headerless_hint(columns: Sequence[str]) -> str:

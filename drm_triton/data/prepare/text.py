@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import polars as pl
 
-from drm_triton.data.prepare.columns import ROLES, spells
+from drm_triton.data.prepare.columns import ROLES, listing, spells
 from drm_triton.data.prepare.failures import read_errors
-from drm_triton.data.prepare.inputs import InputFile, Inputs
+from drm_triton.data.prepare.inputs import InputFile, Inputs, printable
 from drm_triton.data.prepare.raw import FileFormat
 from drm_triton.errors import InputError
 
@@ -60,8 +61,10 @@ def lines_of(file: InputFile, lossy: bool = False) -> pl.LazyFrame:
 def given_separator(file_format: FileFormat) -> str | None:
     """Return the separator that the user gave, by itself or by name, or None."""
     separator = file_format.separator and _NAMED.get(file_format.separator, file_format.separator)
-    if separator and set(separator) & set('"\r\n'):
-        raise InputError(f"`separator` {separator!r} cannot be used: quotation marks and line ends have other meanings")
+    if separator and (set(separator) & set('"\r\n') or printable(separator) != separator):
+        raise InputError(
+            f"`separator` {separator!r} cannot be used: give UTF-8 text without quotation marks and line ends"
+        )
     return separator
 
 
@@ -89,7 +92,7 @@ def guess_separator(lines: Sequence[str], suffix: str = "") -> str | None:
 
 def scan_text(
     file: InputFile, lines: Sequence[str], file_format: FileFormat, number_column: str | None
-) -> tuple[pl.LazyFrame, Callable[[str], bool]]:
+) -> tuple[pl.LazyFrame, Callable[[str], bool], bool]:
     """Open a delimited file.
 
     Parameters
@@ -102,6 +105,8 @@ def scan_text(
     frame : LazyFrame
     has_room : function
         Returns whether a line has at most as many fields as the first.
+    quoted : bool
+        Fields may be in quotation marks.
     """
     blank = next(k for k, line in enumerate(lines) if line.strip())  # blank lines before the header
     lines = lines[blank:]
@@ -120,10 +125,11 @@ def scan_text(
     if names:
         _check_positions(file.name, names, first_row)
     if separator == " " or _is_long(separator):
-        return _split_lines(file, separator, names, first_row, skip=blank), lambda line: True
+        return _split_lines(file, separator, names, first_row, skip=blank), lambda line: True, False
 
     def has_room(line: str) -> bool:
-        return len(_fields(line, separator)) <= len(first_row)
+        closed = line.count('"') % 2 == 0  # otherwise it may be the first line of a field with several
+        return len(_fields(line, separator, strict=closed)) <= len(first_row)
 
     # Files separated by tabs or pipes often contain quotation marks without meaning. Only a field that begins and ends
     # with them shows that fields are quoted.
@@ -143,22 +149,25 @@ def scan_text(
     with read_errors(file.name):
         columns = open_csv().collect_schema().names()
     renamed = _padded(names, len(columns)) if names else [c.strip() for c in columns]
-    repeated = [c for c in first_row if first_row.count(c) > 1 and any(spells(c, role) for role in ROLES)]
+    counts = Counter(first_row)
+    repeated = [c for c, count in counts.items() if count > 1 and any(spells(c, role) for role in ROLES[:4])]
     if repeated and not names:
         raise InputError(
             f"{file.name} has several columns named {repeated[0]!r}: rename one, or remove the header and "
             "give `columns`"
         )
     numbers = {c: pl.Float64 for c, name in zip(columns, renamed, strict=True) if name == number_column}
-    return open_csv(schema_overrides=numbers).rename(dict(zip(columns, renamed, strict=True))), has_room
+    frame = open_csv(schema_overrides=numbers).rename(dict(zip(columns, renamed, strict=True)))
+    return frame, has_room, quoted
 
 
-def _fields(line: str, separator: str) -> list[str]:
+def _fields(line: str, separator: str, strict: bool = False) -> list[str]:
+    """Divide a line. If `strict`, quotation marks must enclose whole fields, or csv.Error is raised."""
     if separator == " ":
         return line.split()
     if _is_long(separator) or '"' not in line:
         return line.split(separator)
-    return next(csv.reader([line], delimiter=separator), [])
+    return next(csv.reader([line], delimiter=separator, strict=strict), [])
 
 
 def _is_long(separator: str) -> bool:
@@ -175,12 +184,14 @@ def _check_positions(name: str, names: list[str], first_row: list[str]) -> None:
         )
     if len(names) > len(first_row):
         raise InputError(
-            f"`columns` names {len(names)} columns, but {name} has {len(first_row)}: {first_row}; check `separator`"
+            f"`columns` names {len(names)} columns, but {name} has {len(first_row)}: {listing(first_row)}; "
+            "check `separator`"
         )
     roles = [{role for role in ROLES if spells(field, role)} for field in first_row]
     if {"user"} in roles and {"item"} in roles:
         raise InputError(
-            f"{name} begins with a header, {first_row}: leave out `columns`, or name columns with `user` and `item`"
+            f"{name} begins with a header, {listing(first_row)}: leave out `columns`, or name columns with `user` and "
+            "`item`"
         )
 
 

@@ -1,7 +1,11 @@
 """Threads of the CPU kernels: a pool of Python threads that run compiled code, which releases the GIL.
 
 Numba's own parallel layers are not used. Depending on the platform, they abort the process when two Python threads
-enter them at once, or after a fork. The number of threads is Numba's (`NUMBA_NUM_THREADS`, `numba.set_num_threads`).
+enter them at once, or after a fork. Even `numba.get_num_threads` is not called: it takes a semaphore that all processes
+forked from one parent share, and a process that is killed while it holds the semaphore leaves the others waiting for
+ever. `NUMBA_NUM_THREADS` is the largest number of threads, by default all cores.
+
+A child may be forked while no kernel runs in another thread of the parent. It has a pool of its own.
 """
 
 import os
@@ -12,7 +16,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numba
 import torch
 
 from drm_triton.kernels.cpu.runtime.numba_private import max_threads
@@ -32,29 +35,17 @@ if hasattr(os, "register_at_fork"):  # a forked child has the pool object, but n
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-_launched = False
-
-
-def _launch() -> None:
-    """Let Numba load its parallel layer, once. With OpenMP, that also sets the number of torch's threads."""
-    global _launched
-    if not _launched:
-        before = torch.get_num_threads()
-        numba.get_num_threads()
-        torch.set_num_threads(before)
-        _launched = True
+_in_use = threading.local()  # `count`: threads that kernels called from this thread use
 
 
 def set_threads(threads: int) -> None:
-    """Use this number of threads, or fewer if there are not as many."""
-    _launch()
-    numba.set_num_threads(min(threads, max_threads()))
+    """Use this number of threads for kernels that this thread calls, or fewer if there are not as many."""
+    _in_use.count = max(1, min(threads, max_threads()))
 
 
 def n_threads() -> int:
     """Return the number of threads in use."""
-    _launch()
-    return int(numba.get_num_threads())
+    return getattr(_in_use, "count", None) or max_threads()
 
 
 def _start_thread() -> None:

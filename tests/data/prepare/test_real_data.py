@@ -41,9 +41,12 @@ def test_amazon_hin(counts: Counts) -> None:
 
 
 def test_ciao(counts: Counts) -> None:
-    *found, facts = counts("ciao", "ciao", ["ciao_rating_with_timestamp.mat"])
+    *found, facts = counts("ciao", "ciao", ["ciao_rating_with_timestamp.mat"], "--min-rating", "0")
     assert found == [7_375, 105_114, 282_650]
     assert facts["steps"][0]["interactions"] == 284_086
+    with pytest.warns(UserWarning, match="34 of 284,086 rows .* have a rating of 0 or less and are left out"):
+        *_, facts = counts("ciao", "ciao", ["ciao_rating_with_timestamp.mat"], "--overwrite")
+    assert facts["steps"][1] == {"step": "rating > 0", "interactions": 284_052, "users": 7_375, "items": 105_096}
 
 
 def test_citeulike_a(counts: Counts) -> None:
@@ -78,8 +81,14 @@ def test_epinions_in_any_order_of_rows(shared_data: Callable[[str], Path], tmp_p
 
 def test_lastfm(counts: Counts, shared_data: Callable[[str], Path], tmp_path: Path) -> None:
     artists = str(shared_data("lastfm-hetrec") / "artists.dat")
-    *found, _ = counts("lastfm-hetrec", "table", ["user_artists.dat"], "--titles", artists)
+    *found, facts = counts("lastfm-hetrec", "table", ["user_artists.dat"], "--titles", artists)
     assert found == [1_892, 17_632, 92_834]
+    assert facts["columns"] == {
+        "user": {"column": "userID", "first": "2", "least": 2, "most": 2100},
+        "item": {"column": "artistID", "first": "51", "least": 1, "most": 18745},
+        "rating": {"column": "weight", "first": "13883", "least": 1, "most": 352_698},
+    }
+    assert facts["notes"] == ["'weight' looks like weights: `weight` weight makes them count in training"]
 
     data = Dataset.load(tmp_path / "out")
     assert titles(data)[int(data.encode_items([51])[0])] == "Duran Duran"
@@ -135,6 +144,8 @@ def test_movietweetings(counts: Counts, tmp_path: Path) -> None:
         "user,item,rating,timestamp",
         "--split",
         "leave-last",
+        "--min-rating",
+        "0",
     )
     assert found == [16_554, 10_506, 100_000]
 

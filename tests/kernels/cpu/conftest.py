@@ -6,7 +6,6 @@ Import them with ``from tests.kernels.cpu.conftest import EPS``.
 from collections.abc import Iterator
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -34,7 +33,7 @@ def n_threads(request: pytest.FixtureRequest) -> None:
     """Run the test on one thread and on two."""
     if request.param > max_threads():
         pytest.skip("needs two cores")
-    numba.set_num_threads(request.param)
+    threads.set_threads(request.param)
 
 
 @pytest.fixture

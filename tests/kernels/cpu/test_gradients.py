@@ -5,13 +5,13 @@ from functools import partial
 from itertools import product
 from typing import Any, get_args
 
-import numba
 import pytest
 import torch
 from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.softsort import COUNTING_MAX
 from drm_triton.kernels.protocol import ListBatch, Objective
 from drm_triton.names import LOSSES, Score, Weight
@@ -148,7 +148,7 @@ def test_results_do_not_depend_on_threads_or_batches() -> None:
     U, V, (users, items, _) = random_lists(10, 300, 48, 64)
     objective, runs = Objective(3, score="l2"), []
     for count in THREAD_COUNTS:
-        numba.set_num_threads(count)
+        set_threads(count)
         runs.append(cpu.list_gradients(U, V, ListBatch(users, items), objective))
     halves = [cpu.list_gradients(U, V, ListBatch(users[i:j], items[i:j]), objective) for i, j in [(0, 77), (77, 300)]]
     for x, y, start, end in zip(*runs, *halves, strict=True):

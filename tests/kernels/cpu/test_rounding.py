@@ -2,7 +2,6 @@
 
 from typing import get_args
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.rounding import round_rows
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.protocol import GradientTerms, Rounding
 from drm_triton.names import Score
 from tests.kernels.conftest import assert_awkward_numbers_survive, awkward_numbers, check_rounding
@@ -48,7 +48,7 @@ def test_rounding_is_right_on_average() -> None:
 def test_results_do_not_depend_on_threads(dense: bool) -> None:
     results = []
     for count in THREAD_COUNTS:
-        numba.set_num_threads(count)
+        set_threads(count)
         draw = torch.Generator().manual_seed(2)
         table = (torch.randn(3000, 20, generator=draw) / 5).bfloat16().float()
         rows = torch.randint(2000, (500, 8), generator=draw, dtype=torch.int32)

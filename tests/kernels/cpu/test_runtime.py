@@ -1,7 +1,9 @@
 """Threads and cache of the CPU kernels."""
 
+import hashlib
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +32,6 @@ def test_a_forked_child_can_compute_and_torch_keeps_its_threads() -> None:
     program = """
 import os, torch
 from drm_triton.kernels import cpu
-from drm_triton.kernels.cpu.runtime.arrays import KEPT, LARGE, _kept, empty
 queries, items = torch.ones(500, 4), cpu.pack_items(torch.ones(50, 4), "dot")
 cpu.top_k(queries, items, 5)
 assert torch.get_num_threads() == 1
@@ -105,16 +106,119 @@ for _ in range(2000):
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_writable_cache() -> None:
+def test_without_a_writable_cache(tmp_path: Path) -> None:
     """Without a directory for compiled code, each process compiles it again, here without AVX as Numba can be told."""
+    (tmp_path / "file").touch()
     program = """
-import numba.core.caching as caching
-caching.CacheImpl._locator_classes = []
 import torch
 from drm_triton.kernels import cpu
-from drm_triton.kernels.cpu.runtime.arrays import KEPT, LARGE, _kept, empty
 print(cpu.top_k(torch.ones(1, 2), cpu.pack_items(torch.ones(3, 2), "dot"), 2)[0].tolist())
 """
-    done = run_python("-c", program, NUMBA_ENABLE_AVX="0")
+    done = run_python("-c", program, NUMBA_ENABLE_AVX="0", NUMBA_CACHE_DIR=str(tmp_path / "file"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[[0, 1]]"
+    assert "each process compiles them again" in done.stderr
+
+
+# A kernel whose code is compiled in no time, and whether it came from the cache.
+CACHED = """
+import sys, numpy as np
+from drm_triton.kernels.cpu.runtime import jit
+sys.path.insert(0, sys.argv[1])
+from small import twice
+print(twice(np.float32(4)), sum(twice.stats.cache_hits.values()))
+"""
+SMALL = """
+from drm_triton.kernels.cpu.runtime.jit import kernel
+
+@kernel
+def twice(x):
+    return 2 * x
+"""
+
+
+def run_cached(folder: Path, cache: Path, **changes: str) -> str:
+    """Run the small kernel in a new process; return its result and the number of hits."""
+    (folder / "small.py").write_text(SMALL)
+    done = run_python("-c", CACHED, folder, NUMBA_CACHE_DIR=str(cache), **changes)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def test_damaged_files_of_the_cache_are_compiled_again(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert run_cached(tmp_path, cache) == "8.0 0"
+    assert run_cached(tmp_path, cache) == "8.0 1"
+    (file,) = cache.rglob("*.nbc")
+    whole = file.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], flipped(whole), b"x" * 100, hashlib.sha256(b"").digest()):
+        file.write_bytes(damaged)
+        assert run_cached(tmp_path, cache) == "8.0 0", damaged[:20]
+        assert file.read_bytes()[32:] != damaged[32:]
+        assert run_cached(tmp_path, cache) == "8.0 1"
+    assert [path.suffix for path in cache.rglob("*") if path.is_file()] == [".nbc"]
+
+
+def test_a_cache_on_a_full_disk_is_no_error(tmp_path: Path) -> None:
+    full = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    full += "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+    (tmp_path / "small.py").write_text(SMALL)
+    done = run_python("-c", full + CACHED, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "8.0 0\n", "")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permission bits")
+def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    assert run_cached(tmp_path, cache) == "8.0 0"
+    assert not list(cache.rglob("*.nbc"))
+    cache.chmod(0o755)
+    assert run_cached(tmp_path, cache) == "8.0 0"
+    assert run_cached(tmp_path, cache) == "8.0 1"
+
+
+def test_code_with_bounds_checks_is_kept_apart(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    run_cached(tmp_path, cache)
+    assert run_cached(tmp_path, cache, NUMBA_BOUNDSCHECK="1") == "8.0 0"
+    assert run_cached(tmp_path, cache) == "8.0 1"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_workers_survive_the_kill_of_others() -> None:
+    """Numba has a lock between the processes of one parent; a worker that is killed could hold it for ever."""
+    program = """
+import os, signal, time, torch
+import numba, numba.np.ufunc.parallel as parallel
+from drm_triton.kernels import cpu
+from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
+queries, items = torch.ones(500, 4), cpu.pack_items(torch.ones(50, 4), "dot")
+cpu.top_k(queries, items, 5)
+numba.get_num_threads()  # as other libraries do: this makes the lock
+children = []
+for number in range(4):
+    children.append(os.fork())
+    if children[-1] == 0:
+        signal.alarm(300)  # a worker that hangs dies by this signal
+        if number == 0:  # dies with the lock of Numba, as a worker does that is killed at the wrong moment
+            parallel._backend_init_process_lock.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)
+        set_threads(2)
+        for _ in range(20):
+            assert cpu.top_k(queries, items, 5)[0][0].tolist() == [0, 1, 2, 3, 4]
+        os._exit(n_threads() - 2)
+codes = [os.waitpid(child, 0)[1] for child in children]
+print(codes)
+"""
+    done = run_python("-c", program, OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[9, 0, 0, 0]"

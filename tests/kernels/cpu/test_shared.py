@@ -3,7 +3,6 @@
 from functools import partial
 from typing import get_args
 
-import numba
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.gradients import TILE
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
 from drm_triton.names import Score
@@ -184,7 +184,7 @@ def test_a_shared_item_that_every_list_replaced_stays_as_it_is() -> None:
 def test_results_do_not_depend_on_threads(score: Score) -> None:
     results = []
     for threads in THREAD_COUNTS:
-        numba.set_num_threads(threads)
+        set_threads(threads)
         U, V, batch = random_shared_lists(2, 700, 2, 45, 64, 16, 0.05)
         gradients = cpu.list_gradients(U, V, batch, Objective(2, score=score))
         state = torch.ones_like(V)

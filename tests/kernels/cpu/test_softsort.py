@@ -3,7 +3,6 @@
 import math
 from typing import Any, get_args
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,7 @@ from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.active import ACTIVE_MIN, active_threshold
 from drm_triton.kernels.cpu.runtime.bits import find_at_least
 from drm_triton.kernels.cpu.runtime.jit import allocating
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.softsort import COUNTING_MAX, PAIRWISE_MAX, exp
 from drm_triton.kernels.protocol import FLOAT32_MARGIN, FLOAT64_MARGIN
 from drm_triton.kernels.weights import rank_weights
@@ -153,7 +153,7 @@ def test_threads_give_the_same_bits() -> None:
     arguments = case(8, 500, 70, 4, torch.float32)
     results = []
     for count in THREAD_COUNTS:
-        numba.set_num_threads(count)
+        set_threads(count)
         results.append(cpu.drm_lists(*arguments[:3], 1.0, arguments[3]))
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, get_args
 
-import numba
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu import filter as panels
 from drm_triton.kernels.cpu import topk
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.protocol import SeenItems
 from drm_triton.names import Score
 from tests.kernels.cpu.conftest import THREAD_COUNTS
@@ -190,7 +190,7 @@ def test_threads_give_the_same_bits() -> None:
     queries, V = torch.randn(300, 64, generator=g), torch.randn(1000, 64, generator=g)
     results = []
     for count in THREAD_COUNTS:
-        numba.set_num_threads(count)
+        set_threads(count)
         results.append(rank(queries, V, 10, "l2"))
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, get_args
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective
 from drm_triton.names import Score
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, double
@@ -100,7 +100,7 @@ def test_rows_that_do_not_appear_stay_as_they_are() -> None:
 def test_results_do_not_depend_on_threads(dense: bool) -> None:
     results = []
     for count in THREAD_COUNTS:
-        numba.set_num_threads(count)
+        set_threads(count)
         table, state, terms = random_terms(2, 5000, 64, 2000, 48)
         cpu.update_rows(table, state, terms, 0.1, "l2", table / 2 if dense else None)
         results.append((table, state))

@@ -40,7 +40,7 @@ def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
 def _titles(inputs: Inputs, films: InputFile) -> pl.LazyFrame:
     """Return item ids and titles. All editions but the CSV ones and ml-10m are in Latin-1."""
     if films.suffix == ".csv":
-        return scan(inputs, films, FileFormat())[0].select(item="movieId", title="title")
+        return scan(inputs, films, FileFormat()).frame.select(item="movieId", title="title")
     separator = "::" if films.suffix == ".dat" else "|"
     try:
         films.path.read_text("utf-8")
