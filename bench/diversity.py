@@ -34,10 +34,11 @@ METRICS = ("ndcg@10", "diversity@10", "coverage@10")
 
 def measure(model: DRM, data: Dataset, diversity: float) -> dict[str, float]:
     """Return the metrics of the re-ranked lists."""
-    index = model.ruled_index(Rules.of(diversity=diversity))
+    index: Any = model.ruled_index(Rules.of(diversity=diversity))
 
     def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
-        return index.search(model.queries(users), k, seen)[0]
+        items: NDArray[np.int32] = index.search(model.queries(users), k, seen)[0]
+        return items
 
     seen, held_out = model.held_out(data)
     means = evaluate(rank, seen, held_out, (10,), beyond_accuracy=True).means

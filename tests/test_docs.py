@@ -195,14 +195,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "ids.txt").write_text("12\n99\n")
     (folder / "in-stock.txt").write_text("".join(f"{song}\n" for song in songs[:60]))
     (folder / "out-of-stock.txt").write_text("3001\n3002\n")
+    (folder / "items.csv").write_text("item,genre,price\n" + "".join(f"item{i},{'AB'[i % 2]},{i}\n" for i in range(80)))
+    (folder / "bought-elsewhere.csv").write_text("user,item\n12,77\n99,1043\n")
     (folder / "new-users.csv").write_text("user,item\ndora,77\ndora,1043\neve,2210\n")
 
+    songs_table = pl.DataFrame(
+        {
+            "id": songs,
+            "genre": [("Pop", "Jazz", "Folk", "Rock")[i % 4] for i in range(80)],
+            "price": [i % 25 for i in range(80)],
+            "minutes": [2.5 + i % 3 for i in range(80)],
+            "in_stock": [i % 5 > 0 for i in range(80)],
+        }
+    )
     options = {"factors": 8, "epochs": 2}
     for name, frame in (
         ("ratings", pairs),
         ("melon", pl.DataFrame({"user": users, "item": [songs[i] for i in items]})),
     ):
-        Dataset.from_frame(frame).save(folder / "data" / name)
+        data = Dataset.from_frame(frame)
+        data.with_attributes(songs_table if name == "melon" else None).save(folder / "data" / name)
         arguments = [f"--{key}={value}" for key, value in options.items()]
         made = folder / "runs" / name
         code, _, errors = call("train", "-d", folder / "data" / name, "--run", made, "-q", *arguments)

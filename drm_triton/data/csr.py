@@ -65,9 +65,8 @@ class CSR:
 
     @classmethod
     def from_mask(cls, mask: NDArray[np.bool_]) -> CSR:
-        """Build a matrix from the places of an array that are True."""
-        rows, columns = np.nonzero(mask)
-        return cls.from_pairs(rows, columns, (mask.shape[0], mask.shape[1]))
+        """Build a matrix from the places of an array that are True; there must be a row."""
+        return cls.from_rows([np.flatnonzero(row).astype(np.int32) for row in mask], mask.shape[1])
 
     @classmethod
     def from_keys(

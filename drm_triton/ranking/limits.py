@@ -21,18 +21,30 @@ class Limits:
 
     Attributes
     ----------
-    categories : CSR [N, C], the categories of each item, of all limited attributes
-    items : CSR [C, N], the items of each category
+    categories : CSR [N, C], the categories of each candidate, of all limited attributes
+    items : CSR [C, N], the candidates in each category
     most : int64 [C]
+    attribute : int64 [C], number of the attribute whose value a category is
+    complete : bool [attributes], whether each candidate is in a category of the attribute
     """
 
     categories: CSR
     items: CSR
     most: NDArray[np.int64]
+    attribute: NDArray[np.int64]
+    complete: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, table: pl.DataFrame, at_most: Sequence[tuple[str, int]]) -> Limits:
+    def of(
+        cls, table: pl.DataFrame, at_most: Sequence[tuple[str, int]], candidates: NDArray[np.int64] | None = None
+    ) -> Limits:
         """Find the categories in a table of items. An item without a value is in no category.
+
+        Parameters
+        ----------
+        table : attributes of all items, by code
+        at_most : pairs of an attribute and the most items of a list with the same value of it
+        candidates : codes of the items that lists may contain; None for all
 
         Examples
         --------
@@ -41,26 +53,31 @@ class Limits:
         >>> limits.categories.row(0), limits.items.row(1), limits.most
         (array([0, 1, 2], dtype=int32), array([0, 2], dtype=int32), array([2, 2, 1]))
         """
+        codes = np.arange(len(table)) if candidates is None else candidates
         found = [np.zeros((2, 0), dtype=np.int64)]  # items and their categories
-        most: list[int] = []
-        for name, number in at_most:
+        sizes: list[int] = []
+        complete: list[bool] = []
+        for name, _ in at_most:
             values = column(table, name, "at_most")
             if values.dtype.is_float():
                 raise InputError(
                     f"`at_most`: {name} has decimal numbers, which are no categories; choose another attribute: "
                     f"{columns_of(table)}"
                 )
-            pairs = values.alias("value").to_frame().with_row_index("item")
+            pairs = pl.DataFrame({"item": codes, "value": values[codes]})
             pairs = (pairs.explode("value") if values.dtype == pl.List else pairs).drop_nulls().unique()
-            pairs = pairs.with_columns(value=pl.col("value").rank("dense").cast(pl.Int64) - 1 + len(most))
+            pairs = pairs.with_columns(value=pl.col("value").rank("dense").cast(pl.Int64) - 1 + sum(sizes))
             found.append(pairs.select("item", "value").to_numpy().T.astype(np.int64))
-            most += [number] * pairs["value"].n_unique()
+            sizes.append(pairs["value"].n_unique())
+            complete.append(pairs["item"].n_unique() == len(codes))
         item, category = np.concatenate(found, axis=1)
-        shape = len(table), len(most)
+        shape = len(table), sum(sizes)
         return cls(
             CSR.from_keys(np.sort(item * shape[1] + category), shape),
             CSR.from_keys(np.sort(category * shape[0] + item), shape[::-1]),
-            np.array(most, dtype=np.int64),
+            np.repeat(np.array([number for _, number in at_most], dtype=np.int64), sizes),
+            np.repeat(np.arange(len(sizes)), sizes),
+            np.array(complete, dtype=bool),
         )
 
     @cached_property
@@ -77,22 +94,24 @@ class Limits:
         padded[present] = rows.indices[np.repeat(items.reshape(-1) >= 0, rows.degrees())]
         return padded.reshape(*items.shape, -1)
 
-    def closed_items(self, lists: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the items of all categories of which a list [m, k] has the most items allowed.
-
-        Returns
-        -------
-        rows : int64 [n], number of the list
-        items : int32 [n], pairs may repeat
-        """
+    def closed(self, lists: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the categories without room of lists [m, k]: numbers of lists and categories, both int64 [n]."""
         categories = self.of_items(lists).reshape(len(lists), -1)
         rows, places = np.nonzero(categories >= 0)
         size = max(len(self.most), 1)
         keys, counts = np.unique(rows * size + categories[rows, places], return_counts=True)
         rows, found = np.divmod(keys, size)
         closed = counts >= self.most[found]
-        items = self.items.take(found[closed])
-        return np.repeat(rows[closed], items.degrees()), items.indices
+        return rows[closed], found[closed]
+
+    def leave_nothing(self, lists: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return whether all categories of an attribute are closed, so that no candidate can be added: bool [m]."""
+        rows, categories = self.closed(lists)
+        n_closed = np.zeros((len(lists), len(self.complete)), dtype=np.int64)
+        np.add.at(n_closed, (rows, self.attribute[categories]), 1)
+        sizes = np.bincount(self.attribute, minlength=len(self.complete))
+        found: NDArray[np.bool_] = ((n_closed == sizes) & self.complete).any(1)
+        return found
 
 
 def parse_limits(at_most: Sequence[str]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,11 +69,17 @@ class PerUser:
         """The number of users that `excluded` may be called with: bounds its memory."""
         return QUERIES_PER_BLOCK if self.only is None else max(1, MASK // self.without.shape[1])
 
+    @cached_property
+    def _of_some_user(self) -> NDArray[np.int64]:
+        """The items that some user may get, ascending."""
+        assert self.only is not None
+        return np.flatnonzero(self.only.popularity())
+
     def among(self, candidates: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
         """Return those of the candidates, ascending codes or None for all items, that some user may get."""
         if self.only is None or not self.only.shape[0]:
             return candidates
-        some = np.unique(self.only.indices).astype(np.int64)
+        some = self._of_some_user
         found = some if candidates is None else np.intersect1d(some, candidates, assume_unique=True)
         if not len(found):
             raise InputError("no items are left to recommend: `only` has no item that these users may get")
@@ -88,12 +95,13 @@ class PerUser:
         """
         parts = [self.without.take(positions), *([] if seen is None else [seen])]
         if self.only is None:
-            return CSR.from_keys(np.unique(np.concatenate([part.keys() for part in parts])), parts[0].shape)
-        only = self.only.take(positions)
-        found = np.ones(parts[0].shape, dtype=bool)
-        found[np.repeat(np.arange(len(positions)), only.degrees()), only.indices] = False
-        for part in parts:
-            found[np.repeat(np.arange(len(positions)), part.degrees()), part.indices] = True
+            return CSR.from_keys(_distinct(np.concatenate([part.keys() for part in parts])), parts[0].shape)
+        found = np.zeros(parts[0].shape, dtype=bool)
+        found[:, self._of_some_user] = True  # no index contains other items
+        for row, position in enumerate(positions):
+            found[row, self.only.row(position)] = False
+            for part in parts:
+                found[row, part.row(row)] = True
         return CSR.from_mask(found)
 
 
@@ -105,6 +113,13 @@ def _items_of(users: pl.Series, items: Any, data: Dataset, option: str) -> CSR:
     if not known.all():
         warn_of_unknown_items(ids.filter(~known), len(ids), option)
     last = len(named_users)  # a row without items
-    matrix = CSR.from_keys(np.unique(rows[known] * data.n_items + codes[known]), (last + 1, data.n_items))
+    matrix = CSR.from_keys(_distinct(rows[known] * data.n_items + codes[known]), (last + 1, data.n_items))
     places = lookup(users, named_users) if last else np.full(len(users), -1)
     return matrix.take(np.where(places >= 0, places, last))
+
+
+def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return keys of at least 0, ascending and without repeats. For millions of them, `np.unique` is slower."""
+    keys = np.sort(keys)
+    distinct: NDArray[np.int64] = keys[np.diff(keys, prepend=-1) > 0]
+    return distinct

@@ -91,7 +91,7 @@ class Rules:
         """
         if not self.at_most and not self.diversity:
             return index
-        limits = Limits.of(items, self.at_most)
+        limits = Limits.of(items, self.at_most, index.candidates)
         return RuledIndex(index, limits, self.diversity, factors() if self.diversity else None)
 
 
@@ -141,7 +141,7 @@ class RuledIndex:
             pool, pool_scores = self.index.search(rows_of(queries, rows), depth, left_out)
             items[rows], scores[rows] = self._extended(items[rows], scores[rows], pool, pool_scores)
             unfinished: NDArray[np.int64] = rows[(items[rows, -1] < 0) & (pool[:, -1] >= 0)]
-            return unfinished
+            return unfinished[~self.limits.leave_nothing(items[unfinished])] if len(unfinished) else unfinished
 
         others = [np.zeros(0, dtype=np.int64)]
         width = max(self.limits.width, 0 if self.factors is None else self.factors.shape[1])
@@ -154,14 +154,14 @@ class RuledIndex:
         return items, scores
 
     def _no_longer_allowed(self, lists: Items, excluded: CSR | None) -> CSR:
-        """Return the excluded items, those of the lists [m, k], and those of categories without room: CSR [m, N]."""
+        """Return the excluded items, those of the lists [m, k], and those of closed categories: CSR [m, N]."""
         found = np.zeros((len(lists), self.limits.categories.shape[0]), dtype=bool)
-        rows, places = np.nonzero(lists >= 0)
-        found[rows, lists[rows, places]] = True
-        rows, items = self.limits.closed_items(lists)
-        found[rows, items] = True
-        if excluded is not None:
-            found[np.repeat(np.arange(len(lists)), excluded.degrees()), excluded.indices] = True
+        for row, items in enumerate(lists):
+            found[row, items[items >= 0]] = True
+            if excluded is not None:
+                found[row, excluded.row(row)] = True
+        for row, category in zip(*self.limits.closed(lists), strict=True):
+            found[row, self.limits.items.row(category)] = True
         return CSR.from_mask(found)
 
     def _extended(self, items: Items, scores: Scores, pool: Items, pool_scores: Scores) -> tuple[Items, Scores]:
@@ -221,8 +221,11 @@ def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _scaled(pool: Items, scores: Scores) -> Scores:
-    """Return scores [m, n], best first, scaled to 0 for the worst and 1 for the best item of the pool."""
-    present = pool >= 0
+    """Return scores [m, n], best first, scaled to 0 for the worst and 1 for the best item of the pool.
+
+    An item that the index ranks last because nothing is known of it has no higher value than those before it.
+    """
+    present, scores = pool >= 0, np.minimum.accumulate(scores, axis=1)
     lowest = np.where(present, scores, np.inf).min(1, keepdims=True)
     above = np.where(present, scores - lowest, 0)
     return (above / np.where(above[:, :1] > 0, above[:, :1], 1)).astype(np.float32, copy=False)

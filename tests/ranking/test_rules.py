@@ -1,5 +1,6 @@
 """Rules of lists: at most so many items of a category, and diversity, compared with loops over the whole ranking."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels import get_backend
 from drm_triton.ranking import rules as rules_module
+from drm_triton.ranking.known_first import known_first
 from drm_triton.ranking.limits import Limits
 from drm_triton.ranking.popular import PopularIndex
 from drm_triton.ranking.rules import RuledIndex, Rules
@@ -122,6 +124,24 @@ def test_each_item_has_the_highest_marginal_relevance(
         assert len(chosen) == k or not allowed
 
 
+def test_full_categories_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = np.flatnonzero(np.arange(N) % 4 < 3)  # the fourth category and the null are not among them
+    table = pl.DataFrame({"brand": [None if i == 3 else "abcd"[i % 4] for i in range(N)], "tags": [["x"]] * N})
+    index = TopKIndex(get_backend("cpu"), factors(0), "dot", candidates)
+    ruled = RuledIndex(index, Limits.of(table, [("tags", 9), ("brand", 1)], candidates))
+    searched: list[int] = []
+    search = index.search
+
+    def counted(queries: Any, k: int, excluded: CSR | None) -> Any:
+        searched.append(len(queries))
+        return search(queries, k, excluded)
+
+    monkeypatch.setattr(index, "search", counted)
+    items, _ = ruled.search(factors(1, 6), 10)
+    assert [sorted(item % 4 for item in unpadded(row)) for row in items] == [[0, 1, 2]] * 6
+    assert searched == [6]
+
+
 @pytest.mark.parametrize("diversity", [0.0, 0.4])
 def test_a_list_does_not_depend_on_the_other_lists_of_a_search(
     diversity: float, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +160,16 @@ def test_a_list_does_not_depend_on_the_other_lists_of_a_search(
     monkeypatch.setattr(rules_module, "WORKSPACE", 7 * 16 * 64)
     monkeypatch.setattr(rules_module, "MASK", 3 * N)
     np.testing.assert_array_equal(ruled.search(queries, 8, excluded)[0], items)
+
+
+def test_items_of_which_nothing_is_known_are_not_relevant() -> None:
+    V = torch.eye(6)
+    V[3:] *= 5  # higher scores than those of known items
+    known = np.array([True] * 3 + [False] * 3)
+    index = known_first(partial(TopKIndex, get_backend("cpu"), V, "dot"), known)
+    none = Limits.of(pl.DataFrame({"id": range(6)}), [])
+    items, _ = RuledIndex(index, none, 0.1, V.numpy()).search(torch.tensor([[3.0, 2, 1, 4, 4, 4]]), 4)
+    assert items[0, :3].tolist() == [0, 1, 2]
 
 
 def test_more_diversity_makes_lists_more_diverse() -> None:
