@@ -287,9 +287,9 @@ class Inputs:
 
 
 def sha256(paths: Iterable[Path]) -> list[dict[str, str | int]]:
-    """Return name, size and SHA-256 of each file."""
+    """Return name, size and SHA-256 of each file, once even if several members of a zip file were read."""
     listed: list[dict[str, str | int]] = []
-    for path in paths:
+    for path in dict.fromkeys(paths):
         digest = hashlib.sha256()
         with path.open("rb") as handle:
             while chunk := handle.read(_CHUNK_BYTES):

@@ -181,5 +181,6 @@ def test_very_many_members_of_a_zip_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("drm_triton.data.prepare.read._GROUP", 7)  # files are read in groups
     data = prepare(TABLE, [tmp_path / "b.zip"], tmp_path / "all")
     assert (data.n_users, data.n_interactions) == (50, 51)
+    assert [file["file"] for file in data.meta["files"]] == ["b.zip"]  # hashed once, not for each member
     assert len(opened) == 51
     assert not [path for path in listed if "drm-triton-" in str(path)]
