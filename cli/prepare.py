@@ -260,6 +260,11 @@ def prepare(
     given_sizes = {} if interactions is None else {"interactions": interactions}
     if chosen.name == "synthetic":
         given_sizes |= {name: _size(name, table) for name, table in tables.items()}
+    elif numbers := [name for name, table in tables.items() if table.isdigit() and not Path(table).exists()]:
+        raise InputError(
+            f"`{numbers[0]}` must be a table of attributes; a number is for source synthetic, and for melon "
+            "`synthetic` give `scale`"
+        )
     elif synthetic and tables:
         raise InputError(f"`{min(tables)}` cannot describe generated data; give `scale`, or use source synthetic")
     generated = synthetic or chosen.name == "synthetic"

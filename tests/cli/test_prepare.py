@@ -374,7 +374,7 @@ def test_usage_errors(run: Run) -> None:
         run, "prepare", "lists", "--raw", "good.csv", "--titles", "x", "--out", "out"
     )
     assert "--scale" in fails(run, "prepare", "table", "--raw", "good.csv", "--scale", "2")
-    assert "--users" in fails(run, "prepare", "melon", "--users", "5")
+    assert "--users must be a table of attributes" in fails(run, "prepare", "melon", "--users", "5")
     assert "leave out --download" in fails(run, "prepare", "synthetic", "--download")
     assert run("prepare", "table", "--splitt", "x")[0] == 2
 
