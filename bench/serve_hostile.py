@@ -73,6 +73,8 @@ def generated_requests(port: int, examples: int) -> dict[str, Any]:
     """Have schemathesis generate requests from the description, good and bad, and compare the responses with it."""
     program = shutil.which("schemathesis") or str(Path(sys.executable).with_name("schemathesis"))
     command = [program, "run", f"http://127.0.0.1:{port}/openapi.json", "--max-examples", str(examples), "--no-color"]
+    # Rules name attributes of the items, which no description can list, so a well-formed rule may be refused.
+    command += ["--exclude-checks", "positive_data_acceptance"]
     with tempfile.TemporaryDirectory() as folder:  # it leaves files behind
         done = subprocess.run([*command, "--seed", "0"], capture_output=True, text=True, cwd=folder)
     found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)

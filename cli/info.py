@@ -105,7 +105,7 @@ def describe(data: "Dataset", path: Path) -> None:
     for line in _columns(data.meta):
         print(line)
     for name, entry in (data.meta.get("attributes") or {}).items():
-        columns = ", ".join(entry["columns"]) or "none"
+        columns = "; ".join(f"{column} ({kind})" for column, kind in entry["columns"].items()) or "none"
         print(textwrap.fill(f"attributes of {name}: {columns}", 80, initial_indent="\n", subsequent_indent="  "))
         print(f"  {entry['rows']:,} rows in {entry['file']}; {entry['added']:,} {name} without interactions added")
     weights = facts["weights"]

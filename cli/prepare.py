@@ -38,7 +38,7 @@ def prepare(
     valid: Annotated[
         str | None, typer.Option(help="With --train: the validation part, if there is one.", metavar="FILE")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output directory. (default: data/SOURCE)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output directory. (default: data/SOURCE)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set.")] = False,
     list_sources: Annotated[bool, typer.Option("--list", help="Print the sources and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,

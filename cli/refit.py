@@ -1,5 +1,6 @@
 """`drm-triton refit`: the final model of a run, trained on all interactions."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from drm_triton.cli import complete
 from drm_triton.cli.complete import RunArgument
 from drm_triton.cli.messages import FlagReporter, first_word
 from drm_triton.cli.train import show_training, sizes_of
+from drm_triton.errors import InputError
 
 
 def refit(
@@ -53,6 +55,14 @@ def refit(
         data = dataset_of(run, find_dataset(dataset) if dataset else None)
         settings = model.untrained_final().config
     place = out or run.with_name(f"{run.resolve().name}-final")
+    if place.resolve() == run.resolve():
+        raise InputError(f"--out {place} is the run itself, which would be lost; give another --out")
+    if (place / "config.toml").exists() and not overwrite:
+        again = shlex.join(["drm-triton", "train", "--resume", str(place)])
+        raise InputError(
+            f"{place} already contains a run; continue it with `{again}`, replace it with --overwrite, or give another "
+            "--out"
+        )
     reporter.line(f"{settings.model} on all of {sizes_of(data)}")
     reporter.line(f"run directory {place}")
     show_training(

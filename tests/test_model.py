@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.errors import InputError
@@ -135,6 +137,19 @@ def test_fit_takes_frames_and_matrices_and_learns_from_all_of_them() -> None:
         assert torch.equal(DRM(factors=2, epochs=1).fit(sparse).item_factors, model.item_factors)
     with pytest.raises(InputError, match=r"a polars or pandas frame, or a scipy sparse matrix, not list"):
         DRM(factors=2).fit([1, 2])
+    with pytest.raises(InputError, match=r"no column that is recognised.*parameters of `Dataset.from_frame`"):
+        DRM(factors=2).fit(pl.DataFrame({"a": [1], "b": [2]}))
+
+
+def test_entries_of_a_matrix_that_are_no_positives() -> None:
+    matrix = csr_matrix(np.array([[1.0, 2.0, -1.0], [3.0, 0.0, 1.0]]))
+    with pytest.warns(UserWarning, match="1 of 5 entries of the matrix are 0 or less and are left out"):
+        model = DRM(factors=2, epochs=1).fit(matrix)
+    assert model.interactions.train.nnz == 4
+    assert matrix.nnz == 5  # the caller's matrix stays as it is
+    matrix.data[0] = np.nan
+    with pytest.raises(InputError, match="1 entries that are NaN"):
+        DRM(factors=2, epochs=1).fit(matrix)
 
 
 def test_weights_of_frames_and_matrices_are_used_if_asked_for() -> None:

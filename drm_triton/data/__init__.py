@@ -10,6 +10,10 @@ def data_dir() -> Path:
 
 
 def find_dataset(name: str | Path) -> Path:
-    """Return the directory of a prepared data set, given as a path or as a name under the data directory."""
+    """Return the directory of a prepared data set, given as a path or as a name under the data directory.
+
+    A path comes first, if there is a data set at it.
+    """
     under = data_dir() / name
-    return under if not os.path.exists(name) and os.path.exists(under) else Path(name)
+    taken = os.path.exists(Path(name) / "meta.json") or not os.path.exists(under)
+    return Path(name) if taken else under

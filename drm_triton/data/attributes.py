@@ -18,6 +18,7 @@ from drm_triton.errors import InputError
 RESERVED = ("id", "title")  # columns of the tables of users and items that are no attributes
 TAGS = "|"  # separates tags
 SEPARATORS = (",", "\t", ";")
+DECIMAL_COMMA = r"^\s*[+-]?\d+(,\d+)?\s*$"
 READERS: dict[str, Callable[[io.BytesIO], pl.DataFrame]] = {
     ".parquet": pl.read_parquet,
     ".pq": pl.read_parquet,
@@ -109,7 +110,15 @@ def _read_text(content: io.BytesIO) -> pl.DataFrame:
     header = content.getvalue().split(b"\n", 1)[0].decode("utf-8-sig", "replace")
     separator = max(SEPARATORS, key=header.count)
     read = partial(pl.read_csv, separator=separator, infer_schema_length=None, try_parse_dates=True)
-    return read(io.BytesIO(content.getvalue()))
+    frame = read(io.BytesIO(content.getvalue()))
+    return frame if separator == "," else frame.with_columns(map(_with_decimal_point, frame))
+
+
+def _with_decimal_point(column: pl.Series) -> pl.Series:
+    """Return numbers with a decimal comma, which were read as text, as numbers."""
+    if column.dtype != pl.String or not column.drop_nulls().str.contains(DECIMAL_COMMA).all():
+        return column
+    return column.str.strip_chars().str.replace(",", ".", literal=True).cast(pl.Float64)
 
 
 def _typed(column: pl.Series, where: str) -> pl.Series:

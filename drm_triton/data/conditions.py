@@ -81,7 +81,7 @@ def column(table: pl.DataFrame, name: str, option: str) -> pl.Series:
 
 def columns_of(table: pl.DataFrame) -> str:
     """Return the clause of a message that lists the columns of a table of items."""
-    names = ", ".join(f"{name} ({_kind(table[name].dtype)})" for name in table.columns)
+    names = ", ".join(f"{name} ({kind_of(table[name].dtype)})" for name in table.columns)
     hint = "" if attributes(table) else "; attributes are added when the data is prepared, see docs/attributes.md"
     return f"their columns are {names}{hint}"
 
@@ -94,7 +94,7 @@ def _parsed(condition: str, table: pl.DataFrame) -> pl.Expr:
     found = OPERATOR.search(text, len(max(fitting, key=len)) if fitting else 0)
     if text in table.columns or found is None:
         if column(table, text, "where").dtype != pl.Boolean:
-            kind = _kind(table[text].dtype)
+            kind = kind_of(table[text].dtype)
             raise InputError(f"`where`: {text} is {kind}, not a truth value; compare it, as in '{text}=VALUE'")
         return pl.col(text)
     name, compare, value = text[: found.start()].strip(), found[0], text[found.end() :].strip()
@@ -105,7 +105,7 @@ def _parsed(condition: str, table: pl.DataFrame) -> pl.Expr:
         raise InputError(f"`where`: {condition!r} has no value after {compare}")
     if compare not in ("=", "==", "!="):
         if dtype in (pl.String, pl.Boolean, pl.List):
-            raise InputError(f"`where`: {name} is {_kind(dtype)}, which {compare} cannot compare; use = or !=")
+            raise InputError(f"`where`: {name} is {kind_of(dtype)}, which {compare} cannot compare; use = or !=")
         return COMPARE[compare](*_comparable(name, dtype, value))
     equal = [_equal(name, dtype, part.strip()) for part in value.split(TAGS)]
     return ~pl.any_horizontal(equal) if compare == "!=" else pl.any_horizontal(equal)
@@ -143,11 +143,11 @@ def _comparable(name: str, dtype: pl.DataType, value: str) -> tuple[pl.Expr, pl.
                 raise ValueError(value)
             return pl.col(name).dt.replace_time_zone(None), pl.lit(moment)
     except (KeyError, ValueError):
-        raise InputError(f"`where`: {value!r} is no value to compare {name} with, which is {_kind(dtype)}") from None
+        raise InputError(f"`where`: {value!r} is no value to compare {name} with, which is {kind_of(dtype)}") from None
     raise InputError(f"`where`: {name} has type {dtype}, which only a polars expression can compare")
 
 
-def _kind(dtype: pl.DataType) -> str:
+def kind_of(dtype: pl.DataType) -> str:
     """Return what a type is called in messages."""
     if isinstance(dtype, pl.List):
         return "tags"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -259,9 +260,15 @@ class Dataset:
         if isinstance(interactions, Dataset):
             return interactions
         if hasattr(interactions, "tocsr"):
-            return cls.from_csr(interactions, weighted=weighted)
+            return cls.from_csr(_positive_entries(interactions), weighted=weighted)
         if isinstance(interactions, pl.LazyFrame) or hasattr(interactions, "columns"):
-            return cls.from_frame(interactions, ratios=(1, 0, 0), weight="weight" if weighted else None)
+            try:
+                return cls.from_frame(interactions, ratios=(1, 0, 0), weight="weight" if weighted else None)
+            except InputError as error:
+                raise InputError(
+                    f"{error} (these are parameters of `Dataset.from_frame`: build the data set with it and "
+                    "ratios=(1, 0, 0), and fit that)"
+                ) from None
         raise InputError(
             f"interactions must be a Dataset, a polars or pandas frame, or a scipy sparse matrix, not "
             f"{type(interactions).__name__}"
@@ -398,6 +405,27 @@ def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
     if path is None:
         return pl.DataFrame({"id": pl.int_range(rows, eager=True)})
     return store.read_table(path, name)
+
+
+def _positive_entries(matrix: Any) -> Any:
+    """Return a scipy matrix without entries of 0 or less, and warn of them. Refuse entries that are not numbers."""
+    matrix = matrix.tocsr()
+    values = matrix.data
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise InputError(f"the matrix has {np.isnan(values).sum():,} entries that are NaN; remove them")
+    bad = int((values <= 0).sum()) if values.dtype.kind in "fiu" else 0
+    if not bad:
+        return matrix
+    warnings.warn(
+        f"{bad:,} of {len(values):,} entries of the matrix are 0 or less and are left out, as they do not say that the "
+        "user likes the item; `Dataset.from_csr` takes every stored entry",
+        UserWarning,
+        stacklevel=5,
+    )
+    matrix = matrix.copy()
+    matrix.data[values <= 0] = 0
+    matrix.eliminate_zeros()
+    return matrix
 
 
 def _joined(known: pl.DataFrame, given: Any, kind: str) -> pl.DataFrame:

@@ -127,5 +127,7 @@ def parse_limits(at_most: Sequence[str]) -> dict[str, int]:
         name, _, number = limit.rpartition("=")
         if not name.strip() or not (number.strip().isascii() and number.strip().isdigit()):
             raise InputError(f"`at_most`: {limit!r} is not an attribute and a number; write for example genre=2")
+        if name.strip() in limits:
+            raise InputError(f"`at_most` has two numbers for {name.strip()}; give one of them")
         limits[name.strip()] = int(number)
     return limits

@@ -206,7 +206,7 @@ class Recommender(TrainableModel[C]):
         index, queries = self.similarity(codes)
         frame = similar_frame("item", codes, data.item_ids, index, queries, k)
         cold = data.item_ids.filter(self.cold_items)
-        return self._as_given(flag_cold(frame, {"item": cold, "similar": cold}), items)
+        return self._as_given(flag_cold(frame, {"similar": cold}), items)
 
     def ranker(self) -> Ranker:
         """Return the function that ranks all items for users of the training data."""
@@ -302,5 +302,10 @@ class Recommender(TrainableModel[C]):
             if seen is not None:
                 raise InputError("evaluate: give a data set or `seen`, not both")
             seen, held_out = self.held_out(held_out, on)
+        if not isinstance(held_out, CSR):
+            raise InputError(
+                f"evaluate takes a Dataset or a CSR of held-out items, not {type(held_out).__name__}; build the data "
+                "set with Dataset.from_frame, and fit the model on it"
+            )
         seen = self.interactions.train if seen is None else seen
         return evaluate(self.ranker(), seen, held_out, ks, min_train, beyond_accuracy=beyond_accuracy)

@@ -234,7 +234,7 @@ class TrainableModel(Model[C]):
     def untrained_final(self: R) -> R:
         """Return the model that `refit` trains, untrained."""
         if self.config.fit_on == "all":
-            raise InputError(f"{type(self).__name__}.refit: the model has learned from all interactions already")
+            raise InputError("refit: the model has learned from all interactions already")
         return type(self)(self.config.on_all_interactions(self._epoch))
 
 

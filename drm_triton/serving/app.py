@@ -83,6 +83,8 @@ def create_app(
         k: K = 10
         exclude_seen: bool = Field(True, description="Leave out items that the user has.")
         unknown: schema.UnknownIds = "error"
+        only: list[str] = Field([], max_length=max_exclude, description=schema.ONLY)
+        exclude: list[str] = Field([], max_length=max_exclude, description="Ids of items to leave out.")
         where: schema.Conditions = []
         at_most: schema.Limits = []
         diversity: schema.Diversity = 0.0
@@ -104,6 +106,7 @@ def create_app(
         liked: schema.ids(1, max_liked) = Field(description="Ids of items that the new user likes.")  # type: ignore[valid-type]
         k: Annotated[K, schema.FromJson] = 10
         exclude: schema.ids(0, max_exclude) = Field([], description="Ids of items to leave out besides the liked ones.")  # type: ignore[valid-type]
+        only: schema.ids(0, max_exclude) = Field([], description=schema.ONLY)  # type: ignore[valid-type]
         unknown: schema.UnknownIds = "error"
         where: schema.Conditions = []
         at_most: schema.Limits = []
@@ -128,7 +131,8 @@ def create_app(
     async def recommend(query: Annotated[UserQuery, Query()]) -> JSONResponse:
         """Return the best items for a user of the training data."""
         rules = schema.rules_of(query)
-        answer = await service.engine.recommend(query.user, query.k, query.exclude_seen, query.unknown, rules)
+        choice = query.only, query.exclude
+        answer = await service.engine.recommend(query.user, query.k, query.exclude_seen, query.unknown, rules, *choice)
         return JSONResponse(answer)
 
     async def similar(query: Annotated[ItemQuery, Query()]) -> JSONResponse:
@@ -160,7 +164,8 @@ def create_app(
     async def recommend_from(user: NewUser) -> JSONResponse:
         """Return the best items for a new user, who is not in the training data, from the items the user likes."""
         rules = schema.rules_of(user)
-        return JSONResponse(await service.engine.recommend_from(user.liked, user.k, user.exclude, user.unknown, rules))
+        answer = await service.engine.recommend_from(user.liked, user.k, user.exclude, user.unknown, rules, user.only)
+        return JSONResponse(answer)
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=described(*refused, 500))
     async def show_metrics() -> PlainTextResponse:

@@ -182,7 +182,14 @@ class Engine:
         self._ruled: OrderedDict[Rules, Searches] = OrderedDict()  # the last used at the end
 
     async def recommend(
-        self, user: str, k: int, exclude_seen: bool, unknown: str, rules: Rules = NO_RULES
+        self,
+        user: str,
+        k: int,
+        exclude_seen: bool,
+        unknown: str,
+        rules: Rules = NO_RULES,
+        only: Sequence[ExternalId] = (),
+        exclude: Sequence[ExternalId] = (),
     ) -> dict[str, Any]:
         """Return what `Recommender.recommend` returns for one user."""
         code = self.users.find(user)
@@ -192,7 +199,8 @@ class Engine:
         if code is None or (len(seen) == 0 and not cold):
             if unknown == "popular":
                 user_id = user if code is None else self.users.ids[code]
-                return {"user": user_id, "items": self._popular_items(searches, k, NO_ITEMS)}
+                items = self._popular_items(searches, k, self._left_out(NO_ITEMS, only, exclude))
+                return {"user": user_id, "items": items}
             if code is None:
                 raise unknown_id_error("user", [user])
             raise UnknownIdError(f"user {user[:80]!r} has no interactions in the data set")
@@ -200,19 +208,26 @@ class Engine:
             query = row_of(self.user_queries, code)
         else:  # the model has learned nothing of this user, whose items were all held out
             query = await self._fold_in.submit(seen)
-        best = await searches.best.submit(TopKRequest(query, seen if exclude_seen else NO_ITEMS, k))
+        left_out = self._left_out(seen if exclude_seen else NO_ITEMS, only, exclude)
+        best = await searches.best.submit(TopKRequest(query, left_out, k))
         answer = {"user": self.users.ids[code], "items": self._describe(*best)}
         return {**answer, "cold": True} if cold else answer
 
     async def recommend_from(
-        self, liked: list[ExternalId], k: int, exclude: list[ExternalId], unknown: str, rules: Rules = NO_RULES
+        self,
+        liked: list[ExternalId],
+        k: int,
+        exclude: list[ExternalId],
+        unknown: str,
+        rules: Rules = NO_RULES,
+        only: Sequence[ExternalId] = (),
     ) -> dict[str, Any]:
         """Return what `Recommender.recommend_from` returns for one new user."""
         history, unknown_liked = self.items.split(liked)
         if unknown_liked and unknown == "error":
             raise unknown_id_error("item", unknown_liked)
         searches = await self._searches(rules)
-        excluded = np.union1d(history, self.items.split(exclude)[0]) if exclude else history
+        excluded = self._left_out(history, only, exclude)
         if len(history):
             vector = await self._fold_in.submit(history)
             items = self._describe(*await searches.best.submit(TopKRequest(vector, excluded, k)))
@@ -236,6 +251,16 @@ class Engine:
         codes = await asyncio.get_running_loop().run_in_executor(self._pool, self.search.find, text, k)
         rows = self._describe(codes, [None] * len(codes))
         return {"items": [{name: row[name] for name in row if name not in ("score", "cold")} for row in rows]}
+
+    def _left_out(self, seen: ItemCodes, only: Sequence[ExternalId], exclude: Sequence[ExternalId]) -> ItemCodes:
+        """Return the items that an answer leaves out: seen, excluded, or not among `only`."""
+        if exclude:
+            seen = np.union1d(seen, self.items.split(exclude)[0])
+        if only:
+            others = np.ones(len(self.items.ids), dtype=bool)
+            others[self.items.split(only)[0]] = False
+            seen = np.union1d(seen, np.flatnonzero(others)).astype(np.int32)
+        return seen
 
     async def _searches(self, rules: Rules) -> Searches:
         """Return the searches that obey rules. Those of the last few rules are kept."""

@@ -499,7 +499,7 @@ def test_attributes_of_items_and_users(tmp_path: Path) -> None:
     tables = ["--items", tmp_path / "items.csv", "--users", tmp_path / "users.csv"]
     code, printed, errors = call("prepare", "table", "--raw", tmp_path / "r.csv", *tables, "--out", out, "-q")
     assert code == 0, errors
-    assert "attributes of items: genre, price" in printed
+    assert "attributes of items: genre (tags); price (a number)" in printed
     assert "3 rows in items.csv; 1 items without interactions added" in printed
     data = Dataset.load(out)
     assert data.items["genre"].to_list() == [["Drama", "Crime"], ["Comedy"], None, ["Drama"]]

@@ -31,6 +31,10 @@ def test_the_default_place_is_beside_the_run(run: Path, capsys: pytest.CaptureFi
     code, _, errors = call("refit", run, "-q")
     assert code == 2
     assert "songs-final already contains a run" in errors
+    assert "drm-triton train --resume" in errors
+    code, _, errors = call("refit", run, "-q", "--out", run, "--overwrite")
+    assert code == 2
+    assert "is the run itself" in errors
 
 
 def test_a_run_with_held_out_interactions_says_so_once_and_offers_nothing_owned(

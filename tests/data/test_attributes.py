@@ -81,3 +81,10 @@ def test_ids_of_another_kind(tmp_path: Path) -> None:
     for name, message in (("bad.parquet", "not a readable table"), ("absent.csv", "cannot be read")):
         with pytest.raises(InputError, match=message):
             read_attributes(tmp_path / name, "item")
+
+
+def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("item;price;name\na;3,5;x,y\nb;4;z\nc;;w\n")
+    found = read_attributes(tmp_path / "items.csv", "item")
+    assert found["price"].to_list() == [3.5, 4.0, None]
+    assert found["name"].to_list() == ["x,y", "z", "w"]

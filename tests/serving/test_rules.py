@@ -57,6 +57,19 @@ def test_answers_obey_rules_as_the_model_does(model: DRM, client: Client, rules:
         assert [row["item"] for row in popular["items"]] == expected["item"].to_list()
 
 
+def test_items_to_choose_from_and_to_leave_out(model: DRM, client: Client) -> None:
+    only, exclude = list(range(10, 40)), [12, 15, 20]
+    chosen: dict[str, Any] = {"only": only, "exclude": exclude, "k": 30}
+    found = client("GET", "/recommendations", params={"user": "u5", **chosen}).json()
+    expected = model.recommend(["u5"], k=30, only=only, without=exclude)
+    assert [row["item"] for row in found["items"]] == expected["item"].to_list()
+    found = client("POST", "/recommendations", json={"liked": [3, 7], **chosen}).json()
+    expected = model.recommend_from({"new": [3, 7]}, k=30, only=only, without=exclude)
+    assert [row["item"] for row in found["items"]] == expected["item"].to_list()
+    found = client("GET", "/recommendations", params={"user": "?", "unknown": "popular", **chosen}).json()
+    assert {row["item"] for row in found["items"]} == set(only) - set(exclude)
+
+
 def test_cold_users_are_served_by_their_attributes(model: DRM, client: Client) -> None:
     answer = client("GET", "/recommendations", params={"user": "fan", "k": 4}).json()
     assert answer["cold"] is True

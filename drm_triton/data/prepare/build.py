@@ -157,9 +157,10 @@ def keep_rated(frame: pl.DataFrame, raw: RawInteractions, min_rating: float | No
     removed = len(frame) - len(kept)
     if removed and min_rating is None:
         least = cast(float, frame["rating"].fill_nan(None).min())
-        advice = f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
+        advice = "their items can be recommended to these users; "
+        advice += f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
         if raw.has_columns:
-            advice += (", and " if advice else "") + "`rating` '' ignores all ratings"
+            advice += ("" if raw.is_split else ", and ") + "`rating` '' ignores all ratings"
         warnings.warn(
             f"{removed:,} of {len(frame):,} rows of {raw.name} have a rating of 0 or less and are left out, as they do "
             f"not say that the user likes the item; {advice}",

@@ -17,6 +17,7 @@ from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data import data_dir, store
 from drm_triton.data.attributes import attributes, read_attributes
+from drm_triton.data.conditions import kind_of
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.leaderboards import PublicSplit
 from drm_triton.data.prepare import synthetic
@@ -93,7 +94,7 @@ def prepare(
         with_tables.meta["attributes"] = {
             name: {
                 "file": str(Path((tables or {})[name]).name),
-                "columns": attributes(getattr(with_tables, name)),
+                "columns": {column: kind_of(table[column].dtype) for column in attributes(table)},
                 "rows": len(table),
                 "added": len(getattr(with_tables, name)) - len(getattr(data, name)),
             }
