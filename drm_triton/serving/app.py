@@ -83,8 +83,8 @@ def create_app(
         k: K = 10
         exclude_seen: bool = Field(True, description="Leave out items that the user has.")
         unknown: schema.UnknownIds = "error"
-        only: list[str] = Field([], max_length=max_exclude, description=schema.ONLY)
-        exclude: list[str] = Field([], max_length=max_exclude, description="Ids of items to leave out.")
+        only: list[str] = Field([], max_length=schema.MAX_IN_QUERY, description=schema.ONLY)
+        exclude: list[str] = Field([], max_length=schema.MAX_IN_QUERY, description="Ids of items to leave out.")
         where: schema.Conditions = []
         at_most: schema.Limits = []
         diversity: schema.Diversity = 0.0

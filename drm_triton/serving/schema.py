@@ -73,6 +73,7 @@ UnknownIds = Annotated[
 ]
 
 
+MAX_IN_QUERY = 100  # ids of items in a query; a header has a limit, too
 ONLY = "Ids of items to choose from; all if there are none."
 MAX_RULES, MAX_RULE = 8, 200  # conditions or limits of a request, and their characters
 Rule = Annotated[str, Field(min_length=1, max_length=MAX_RULE)]
