@@ -87,16 +87,22 @@ def known_users(
     return TargetUsers(ids, codes, data.owned, queries)
 
 
-def new_users(histories: Any, data: Dataset, queries: Callable[[CSR], Queries], unknown: Unknown) -> TargetUsers:
+def new_users(
+    histories: Any,
+    data: Dataset,
+    queries: Callable[[CSR], Queries],
+    unknown: Unknown,
+    known: NDArray[np.bool_] | None = None,
+) -> TargetUsers:
     """Select users who are not in the training data, given by the items they liked.
 
     Parameters
     ----------
-    histories, unknown : see `encode_histories`
+    histories, unknown, known : see `encode_histories`
     data : training data of the model
     queries : maps liked items, CSR [b, N], to queries
     """
-    ids, liked = encode_histories(histories, data, unknown)
+    ids, liked = encode_histories(histories, data, unknown, known)
     rows = np.where(liked.degrees() > 0, np.arange(len(ids)), -1)
     return TargetUsers(ids, rows, liked, lambda _, items: queries(items))
 
@@ -138,7 +144,9 @@ def describe_users_without_interactions(users: pl.Series, where: str) -> str:
     return f"user{'' if one else 's'} {named(users)} {'has' if one else 'have'} no interactions in {where}"
 
 
-def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") -> tuple[pl.Series, CSR]:
+def encode_histories(
+    histories: Any, data: Dataset, unknown: Unknown = "error", known: NDArray[np.bool_] | None = None
+) -> tuple[pl.Series, CSR]:
     """Return the ids of new users and the codes of their items: CSR [B, N].
 
     Parameters
@@ -148,10 +156,19 @@ def encode_histories(histories: Any, data: Dataset, unknown: Unknown = "error") 
     data : training data of the model
     unknown : handling of item ids that the model does not know. `error` raises. `skip` and `popular` ignore these
         items; users without any known item are then left out (`skip`) or kept with an empty row (`popular`).
+    known : bool [N], items of which the model knows something; it treats others like unknown ids. None: all
     """
     check_unknown(unknown)
     users, rows, items = user_item_pairs(histories, "histories")
     codes = lookup(items, data.item_ids).astype(np.int64)
+    if known is not None:
+        nothing = (codes >= 0) & ~known[np.maximum(codes, 0)]
+        if nothing.any() and unknown == "error":
+            raise InputError(
+                f"{named(items.filter(nothing))}: no interactions in the training data, and no attributes that this "
+                f"model could use instead, so they say nothing about a user. Leave them out, or {_alternatives('item')}"
+            )
+        codes[nothing] = -1
     if (codes < 0).any():
         _raise_or_warn(items.filter(codes < 0), len(items), data.item_ids, "item", unknown, data.item_titles)
         rows, codes = rows[codes >= 0], codes[codes >= 0]

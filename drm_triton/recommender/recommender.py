@@ -157,7 +157,7 @@ class Recommender(TrainableModel[C]):
         if histories is None:
             targets = known_users(users, data, self.queries_of_owners, unknown, self.cold_users)
         else:
-            targets = new_users(histories, data, self.new_queries, unknown)
+            targets = new_users(histories, data, self.new_queries, unknown, self.known_items())
         rules = Rules.of(where, at_most, diversity)
         per_user = PerUser.of_users(targets.ids, data, only, without)
         only, without = (None if is_per_user(items) else items for items in (only, without))

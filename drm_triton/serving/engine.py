@@ -224,6 +224,9 @@ class Engine:
     ) -> dict[str, Any]:
         """Return what `Recommender.recommend_from` returns for one new user."""
         history, unknown_liked = self.items.split(liked)
+        nothing = ~self.known_items[history]  # of which nothing is known
+        unknown_liked += [self.items.ids[code] for code in history[nothing].tolist()]
+        history = history[~nothing]
         if unknown_liked and unknown == "error":
             raise unknown_id_error("item", unknown_liked)
         searches = await self._searches(rules)

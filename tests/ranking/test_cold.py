@@ -12,13 +12,16 @@ import scipy.sparse
 import torch
 
 from drm_triton import DRM, Dataset
+from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
 from drm_triton.export import export
 from drm_triton.models import BPR, EASE, IALS
 from drm_triton.models import load as load_model
 from drm_triton.ranking.cold import regress, with_cold_rows
+from drm_triton.serving.app import create_app
 from drm_triton.serving.engine import Engine, TopKRequest, search_batch
 from tests.conftest import call
+from tests.serving.test_app import Client
 
 GENRES = ("jazz", "rock", "folk")
 COLD = [f"new {genre}" for genre in GENRES]
@@ -217,3 +220,20 @@ def test_attributes_that_say_nothing_predict_nothing() -> None:
     model = DRM(factors=4, epochs=1).fit(data.with_attributes(table))
     assert not model.cold_items.any()
     assert not set(model.recommend(k=40)["item"]) & {"x1", "x2"}
+
+
+def test_a_liked_item_of_which_nothing_is_known_says_nothing_about_a_user() -> None:
+    users, items = generate(Shape(users=60, items=40, interactions=700), 0)
+    data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), ratios=(1, 0, 0))
+    data = data.with_attributes(pl.DataFrame({"item": [99]}))
+    model = DRM(factors=4, epochs=2).fit(data)
+    with pytest.raises(InputError, match='99: no interactions in the training data.*`unknown="skip"`'):
+        model.recommend_from({"ann": [99, 3]})
+    with pytest.warns(UserWarning, match="skipped 1 of 2 item ids"):
+        found = model.recommend_from({"ann": [99, 3]}, unknown="skip")
+    assert found.equals(model.recommend_from({"ann": [3]}))
+    client = Client(create_app(model))
+    assert client("POST", "/recommendations", json={"liked": [99]}).status_code == 404
+    answer = client("POST", "/recommendations", json={"liked": [99, 3], "unknown": "popular"}).json()
+    assert answer["unknown"] == [99]
+    assert [row["item"] for row in answer["items"]] == found["item"].to_list()
