@@ -227,7 +227,7 @@ def test_a_liked_item_of_which_nothing_is_known_says_nothing_about_a_user() -> N
     data = Dataset.from_frame(pl.DataFrame({"user": users, "item": items}), ratios=(1, 0, 0))
     data = data.with_attributes(pl.DataFrame({"item": [99]}))
     model = DRM(factors=4, epochs=2).fit(data)
-    with pytest.raises(InputError, match='99: no interactions in the training data.*`unknown="skip"`'):
+    with pytest.raises(InputError, match=r'99: no interactions in the training data.*`unknown="skip"`'):
         model.recommend_from({"ann": [99, 3]})
     with pytest.warns(UserWarning, match="skipped 1 of 2 item ids"):
         found = model.recommend_from({"ann": [99, 3]}, unknown="skip")
