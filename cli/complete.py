@@ -48,6 +48,16 @@ DatasetArgument = Annotated[
     str | None,
     typer.Argument(metavar="DATASET", help=DATASET, show_default=False, autocompletion=datasets),
 ]
+DatasetOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        help=r"Prepared data set. \[the data set of the run]",
+        show_default=False,
+        autocompletion=datasets,
+    ),
+]
 DatasetOption = Annotated[  # the parameter is called dataset_option, see `messages.select_command`
     str | None,
     typer.Option("--dataset", "-d", help="The same as DATASET.", show_default=False, autocompletion=datasets),

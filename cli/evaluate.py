@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from drm_triton import atomic
-from drm_triton.cli import complete
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
 from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
@@ -27,16 +26,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset",
-            "-d",
-            help=r"Prepared data set. \[the data set of the run]",
-            show_default=False,
-            autocompletion=complete.datasets,
-        ),
-    ] = None,
+    dataset: DatasetOfRun = None,
     min_train: Annotated[
         int | None,
         typer.Option(

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from drm_triton.cli import complete
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.messages import FlagReporter, first_word
 from drm_triton.cli.train import show_training, sizes_of
 from drm_triton.errors import InputError
@@ -19,16 +18,7 @@ def refit(
         Path | None,
         typer.Option("--out", "-o", help=r"Run directory of the final model. \[RUN-final]", show_default=False),
     ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset",
-            "-d",
-            help=r"Prepared data set. \[the data set of the run]",
-            show_default=False,
-            autocompletion=complete.datasets,
-        ),
-    ] = None,
+    dataset: DatasetOfRun = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,

@@ -170,6 +170,22 @@ def environment(**changes: str | None) -> dict[str, str]:
     return {name: value for name, value in (os.environ | variables).items() if value is not None}
 
 
+def on_terminal(*words: str, cwd: Path | None = None) -> tuple[int, str]:
+    """Run a program on a pseudo-terminal. Return its exit code and all that it wrote there."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(words, stderr=theirs, stdout=theirs, cwd=cwd, env=environment()) as child:
+        os.close(theirs)
+        screen = b""
+        try:
+            while block := os.read(ours, 4096):
+                screen += block
+        except OSError:
+            pass  # Linux raises when the other side closes
+    return child.returncode, screen.decode()
+
+
 def run_python(
     *arguments: object, cwd: Path | None = None, input: str | None = None, **changes: str | None
 ) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import typer
 from drm_triton import DRM, Dataset, doctor
 from drm_triton import __version__ as version
 from drm_triton.cli import app
-from tests.conftest import call, environment, run_python
+from tests.conftest import call, environment, on_terminal, run_python
 
 # For each command, arguments that name something that is not there or cannot be: exit code 2.
 BAD_INPUT = {
@@ -90,23 +90,11 @@ def test_a_data_set_is_the_first_argument(command: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_the_first_word_comes_before_torch(tmp_path: Path) -> None:
-    import os
-    import pty
-
     # Importing torch fails, so that only what comes before it can be seen.
     code = "import sys; sys.modules['torch'] = None; from drm_triton.cli import main; main()"
-    ours, theirs = pty.openpty()
-    words = [sys.executable, "-c", code, "evaluate", "run"]
-    with subprocess.Popen(words, stderr=theirs, stdout=theirs, cwd=tmp_path, env=environment()) as child:
-        os.close(theirs)
-        screen = b""
-        try:
-            while block := os.read(ours, 4096):
-                screen += block
-        except OSError:
-            pass  # Linux raises when the other side closes
-    assert child.returncode == 1
-    first, then = screen.decode().split("\x1b[K")  # the word is erased
+    exit_code, screen = on_terminal(sys.executable, "-c", code, "evaluate", "run", cwd=tmp_path)
+    assert exit_code == 1
+    first, then = screen.split("\x1b[K")  # the word is erased
     assert first == "starting ...\r"
     assert then.startswith("error: ")
 

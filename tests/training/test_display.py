@@ -1,7 +1,5 @@
 """The table of a training: rows, the best epoch, the time left with validation, and what a watcher sees meanwhile."""
 
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ from drm_triton.progress import SILENT, Reporter
 from drm_triton.training import display
 from drm_triton.training.display import COMPILING, Display, announced_compilation
 from drm_triton.training.state import EpochEnd, Progress
-from tests.conftest import environment, run_python
+from tests.conftest import on_terminal, run_python
 
 
 class Clock:
@@ -123,19 +121,9 @@ for progress in (None, False):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_fit_shows_the_epochs_on_a_terminal() -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", WATCHED], stderr=theirs, stdout=theirs, env=environment()) as child:
-        os.close(theirs)
-        screen = b""
-        try:
-            while block := os.read(ours, 4096):
-                screen += block
-        except OSError:
-            pass  # Linux raises when the other side closes
-    assert child.returncode == 0
-    first, second = screen.decode().split("progress False")
+    exit_code, screen = on_terminal(sys.executable, "-c", WATCHED)
+    assert exit_code == 0
+    first, second = screen.split("progress False")
     assert "1/2" in first
     assert "2/2" in first
     assert "/2" not in second
