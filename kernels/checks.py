@@ -232,7 +232,7 @@ def check_update(
 ) -> None:
     """Check the arguments of `update_rows`; the values of rows and sources only if `values`."""
     name = "update_rows"
-    rows, coefficients, vectors, sources, shared = terms
+    rows, coefficients, vectors, sources, shared, totals = terms
     check_choice(name, "score", score, Score)
     check_tensor(name, "table", table, (None, None), TABLES)
     dtype = arithmetic(table.dtype)
@@ -267,6 +267,9 @@ def check_update(
         raise InputError(f"{name}: vectors must have at least one row and one column, got {list(vectors.shape)}")
     if shared is not None:
         _check_shared(name, shared, rows)
+    if totals is not None:
+        check_tensor(name, "totals", totals, tuple(rows.shape), (dtype,))
+        check_devices(name, table=table, totals=totals)
     if values and rows.numel():
         check_index(name, "rows", rows, len(table))
         check_index(name, "sources", sources, len(vectors))
@@ -283,6 +286,7 @@ def _check_rounding(function: str, rounding: Rounding, table: Tensor) -> None:
         check_devices(function, table=table, step=rounding.step)
     else:
         check_integer(function, "the step of rounding", rounding.step, 0)
+    check_integer(function, "the first row of rounding", rounding.first_row, 0)
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -273,7 +273,8 @@ class GradientTerms(NamedTuple):
     """The gradient of some rows of a table, as a sum of terms.
 
     With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] * x_b to the gradient of row rows[b, j] under
-    `dot` and `cosine`, and 2 * coefficients[b, j] * (x_b - row) under `l2`.
+    `dot` and `cosine`, and 2 * coefficients[b, j] * (x_b - row) under `l2`. With `totals`, what `merge_shared` returns,
+    it is 2 * (coefficients[b, j] * x_b - totals[b, j] * row): a term then stands for several, and x_b is their sum.
     """
 
     rows: Tensor  # int32 [B, m]
@@ -281,6 +282,7 @@ class GradientTerms(NamedTuple):
     vectors: Tensor  # [*, d]
     sources: Tensor  # int32 [B]
     shared: SharedNegatives | None = None  # of the last eta columns of rows
+    totals: Tensor | None = None  # [B, m]; None for the coefficients
 
     @classmethod
     def of_items(cls, batch: ListBatch, g: Tensor, U: Tensor) -> "GradientTerms":
@@ -301,6 +303,11 @@ class GradientTerms(NamedTuple):
         every = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         return cls(rows[:, None], coefficients[:, None], gradients, every)
 
+    def one_by_one(self) -> "GradientTerms":
+        """Return the same terms without `shared`, as rows [E, 1]."""
+        sources = self.sources.repeat_interleave(self.rows.shape[1])
+        return GradientTerms(self.rows.reshape(-1, 1), self.coefficients.reshape(-1, 1), self.vectors, sources)
+
 
 class Rounding(NamedTuple):
     """Which random bits round the rows of a table to bfloat16 (see `streams`)."""
@@ -308,6 +315,7 @@ class Rounding(NamedTuple):
     seed: int
     step: int | Tensor  # number of the training step, or int64 on the device of the table, not read by the host there
     table: int  # ITEM_TABLE or USER_TABLE of `streams`
+    first_row: int = 0  # row of the whole table that row 0 is, where only some rows of it are held
 
 
 def row_score(score: Score) -> Score:
@@ -343,10 +351,13 @@ class Backend(Protocol):
         `proportional` sampling; its own seed is not used.
         """
 
-    def list_gradients(self, U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
+    def list_gradients(
+        self, U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, n_items: int | None = None
+    ) -> ListGradients:
         """Compute losses of lists, and their gradients to the scores and to the user's row.
 
-        A list with a score that is not finite has loss and gradient NaN.
+        A list with a score that is not finite has loss and gradient NaN. `n_items` is the number of items of the
+        catalogue if V holds only some of them.
         """
 
     def catalogue_gradients(
@@ -356,6 +367,13 @@ class Backend(Protocol):
 
         With `fixed_items`, the gradient to the items, a third of the work, is left out.
         A user with a score that is not finite has loss and gradient NaN, and so has every item then.
+        """
+
+    def merge_shared(self, terms: GradientTerms) -> GradientTerms:
+        """Return the terms without `shared`, each with rows [E, 1], such that the step is the same.
+
+        A backend may sum the terms of a shared negative over the lists of a group first, as its `update_rows` does, so
+        that fewer are left to be sent to where their rows are.
         """
 
     def update_rows(

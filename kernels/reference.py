@@ -260,7 +260,9 @@ def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, 
     return hinge, drm, mse, softmax, psl, bpr
 
 
-def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
+def list_gradients(
+    U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, n_items: int | None = None
+) -> ListGradients:
     """Compute losses of lists, and their gradients (in closed form) to the scores and to the user's row.
 
     Where several positives tie for the smallest score, or negatives for the largest, the first receives the gradient of
@@ -268,18 +270,18 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     """
     check_lists(U, V, batch, objective)
     users, items = batch.users, batch.items
-    rho, n = objective.rho, items.shape[1]
+    rho, n, n_items = objective.rho, items.shape[1], len(V) if n_items is None else n_items
     scores = list_scores(U, V, users, items, objective.score)
     finite = scores.abs().sum(-1, keepdim=True) < math.inf
     s = torch.where(finite, scores, math.nan)
-    losses = list_losses(s, len(V), objective)
+    losses = list_losses(s, n_items, objective)
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     g = torch.zeros_like(s)
     if objective.hinge:
         i, j = s[:, :rho].argmin(-1, keepdim=True), rho + s[:, rho:].argmax(-1, keepdim=True)
         gap = objective.margin - s.gather(1, i) + s.gather(1, j)
         violations = (objective.margin - s.gather(1, i) + s[:, rho:] >= 0).sum(-1, keepdim=True)
-        phi = torch.where(gap > 0, torch.log1p(len(V) / (n - rho) * violations.to(s.dtype)), 0)
+        phi = torch.where(gap > 0, torch.log1p(n_items / (n - rho) * violations.to(s.dtype)), 0)
         g.scatter_add_(1, i, -phi).scatter_add_(1, j, phi)
     if objective.drm:
         mask = torch.ones_like(s, dtype=torch.bool)
@@ -329,6 +331,11 @@ def rounding_bits(rounding: Rounding, rows: Tensor, d: int) -> Tensor:
     return torch.stack([words & 0xFFFF, words >> 16], dim=-1).flatten(1)[:, :d]  # 4 words, each of two halves
 
 
+def merge_shared(terms: GradientTerms) -> GradientTerms:
+    """Return the terms one by one."""
+    return terms.one_by_one()
+
+
 @torch.no_grad()
 def update_rows(
     table: Tensor,
@@ -345,10 +352,12 @@ def update_rows(
         return
     rows = terms.rows.flatten().long()
     x = widened(terms.vectors[terms.sources.long()]).repeat_interleave(terms.rows.shape[1], dim=0)
+    x = terms.coefficients.flatten()[:, None] * x
     if score == "l2":
-        x = 2 * (x - widened(table[rows]))
+        totals = terms.coefficients if terms.totals is None else terms.totals
+        x = 2 * (x - totals.flatten()[:, None] * widened(table[rows]))
     grad = torch.zeros_like(state) if dense is None else dense.clone()
-    grad.index_add_(0, rows, terms.coefficients.flatten()[:, None] * x)
+    grad.index_add_(0, rows, x)
     touched = rows.unique() if dense is None else torch.arange(len(table), device=table.device)
     grad, before = grad[touched], widened(table[touched])
     if score == "cosine":
@@ -358,7 +367,7 @@ def update_rows(
     norm = row.norm(dim=1, keepdim=True)
     row = row / (torch.where(norm > 0, norm, 1) if score == "cosine" else norm.clamp(min=1))
     if rounding is not None:
-        row = round_bfloat16(row.float(), rounding_bits(rounding, touched, row.shape[1]))
+        row = round_bfloat16(row.float(), rounding_bits(rounding, rounding.first_row + touched, row.shape[1]))
     table[touched] = row.to(table.dtype)
 
 

@@ -287,7 +287,9 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
     )
 
 
-def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
+def list_gradients(
+    U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, n_items: int | None = None
+) -> ListGradients:
     """Compute losses of B lists, and their gradients to the scores and to the user's row.
 
     A list with a score that is not finite has loss and gradient NaN.
@@ -297,6 +299,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     U : float32 [M, d]
     V : float32 [N, d]
     batch : users int32 [B], items int32 [B, n], the first rho of a list being positives
+    n_items : of the catalogue, N by default
     """
     name = "list_gradients"
     inputs = GradientInputs(
@@ -310,7 +313,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     (B, n), d = batch.items.shape, U.shape[1]
     scores, g, user_grad, losses = (empty(U.dtype, *shape) for shape in ((B, n), (B, n), (B, d), (len(LOSSES), B)))
     out = GradientOutputs(scores.numpy(), losses.numpy(), g.numpy(), user_grad.numpy())
-    loss = loss_parameters(objective, n, len(V))
+    loss = loss_parameters(objective, n, len(V) if n_items is None else n_items)
     if batch.shared is None:
         threads.split(gradients_of_lists, B, 16, inputs, loss, out)
     else:

@@ -31,11 +31,14 @@ def round_bits(bits, random):
 
 
 @kernel
-def round_range(start, stop, rows, seed, word1, table):
-    """Round rows[start : stop] of a table, the bits of floats [R, d]. word1 is 4 * step + the number of the table."""
+def round_range(start, stop, rows, first_row, seed, word1, table):
+    """Round rows[start : stop] of a table, the bits of floats [R, d]. word1 is 4 * step + the number of the table.
+
+    `first_row` is the number of row 0 in the whole table.
+    """
     d = table.shape[1]
     for i in range(start, stop):
-        row, ident = table[rows[i]], u64(rows[i])
+        row, ident = table[rows[i]], u64(first_row + rows[i])
         for begin in range(0, d, 8):
             words = philox(seed, word1, ident, FIRST_BLOCK + u64(begin // 8))
             for c in range(begin, min(begin + 8, d)):
@@ -46,4 +49,4 @@ def round_range(start, stop, rows, seed, word1, table):
 def round_rows(table: NDArray[np.float32], rows: NDArray[np.int32], rounding: Rounding) -> None:
     """Round rows [T] of a table [R, d], in place. No row may occur twice: threads share them."""
     word1 = u64(4 * int(rounding.step) + rounding.table) & MASK32
-    threads.split(round_range, len(rows), GRAIN, rows, u64(rounding.seed), word1, table.view(u32))
+    threads.split(round_range, len(rows), GRAIN, rows, rounding.first_row, u64(rounding.seed), word1, table.view(u32))

@@ -29,6 +29,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -474,6 +475,34 @@ def update_buckets(start, stop, buckets, summands, target):
         update_bucket(bucket, buckets, summands, target, counts, grad)
 
 
+def summands_of(function: str, terms: GradientTerms) -> Summands:
+    """Return the summands of some terms. An error names the function that was called."""
+    arrays = Terms(
+        view(function, "rows", terms.rows, (None, None), INT32),
+        view(function, "coefficients", terms.coefficients, (None, None), FLOAT32),
+        view(function, "vectors", terms.vectors, (None, None), FLOAT32),
+        view(function, "sources", terms.sources, (None,), INT32),
+    )
+    if terms.shared is not None:
+        return sum_shared(arrays, divide(function, terms.shared, TILE))
+    coefficients, origin = arrays.coefficients.ravel(), np.repeat(~arrays.sources, arrays.rows.shape[1])
+    totals = coefficients
+    if terms.totals is not None:
+        totals = view(function, "totals", terms.totals, terms.rows.shape, FLOAT32).ravel()
+    no_sums = np.empty((0, arrays.vectors.shape[1]), f32)
+    return Summands(arrays.rows.ravel(), coefficients, totals, origin, arrays.vectors, no_sums)
+
+
+def merge_shared(terms: GradientTerms) -> GradientTerms:
+    """Return the terms without `shared`: those of a shared negative are summed over the lists of a tile."""
+    summands = summands_of("merge_shared", terms)
+    origin, n_vectors = summands.origin, len(terms.vectors)
+    sources = np.where(origin < 0, ~origin, origin + n_vectors).astype(np.int32)
+    rows, weights, totals = (torch.from_numpy(x)[:, None] for x in (summands.rows, summands.weights, summands.totals))
+    vectors = torch.cat([terms.vectors, torch.from_numpy(summands.sums)])
+    return GradientTerms(rows, weights, vectors, torch.from_numpy(sources), None, totals)
+
+
 def update_rows(
     table: Tensor,
     state: Tensor,
@@ -508,21 +537,10 @@ def update_rows(
         score == "l2",
         score == "cosine",
     )
-    arrays = Terms(
-        view(name, "rows", terms.rows, (None, None), INT32),
-        view(name, "coefficients", terms.coefficients, (None, None), FLOAT32),
-        view(name, "vectors", terms.vectors, (None, None), FLOAT32),
-        view(name, "sources", terms.sources, (None,), INT32),
-    )
     dense_rows = 0 if dense is None else R
-    if arrays.rows.size + dense_rows == 0:
+    if terms.rows.numel() + dense_rows == 0:
         return
-    if terms.shared is None:
-        coefficients, origin = arrays.coefficients.ravel(), np.repeat(~arrays.sources, arrays.rows.shape[1])
-        no_sums = np.empty((0, d), f32)
-        summands = Summands(arrays.rows.ravel(), coefficients, coefficients, origin, arrays.vectors, no_sums)
-    else:
-        summands = sum_shared(arrays, divide(name, terms.shared, TILE))
+    summands = summands_of(name, terms)
 
     E, row_bits = len(summands.rows), max(1, (R - 1).bit_length())
     work = E + dense_rows

@@ -5,7 +5,7 @@ from drm_triton.kernels.gpu.gradients import list_gradients
 from drm_triton.kernels.gpu.sampling import sample_lists
 from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
 from drm_triton.kernels.gpu.topk import pack_items, top_k
-from drm_triton.kernels.gpu.update import update_rows
+from drm_triton.kernels.gpu.update import merge_shared, update_rows
 from drm_triton.kernels.gpu.users import sample_users
 from drm_triton.names import BackendName
 
@@ -13,6 +13,7 @@ __all__ = [
     "catalogue_gradients",
     "drm_lists",
     "list_gradients",
+    "merge_shared",
     "name",
     "pack_items",
     "sample_lists",

@@ -289,7 +289,9 @@ def _user_gradient_kernel(
     tl.store(out, total, mask=exists[:, None] & (offs_d < d)[None, :])
 
 
-def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective) -> ListGradients:
+def list_gradients(
+    U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, n_items: int | None = None
+) -> ListGradients:
     """Compute losses of lists, and their gradients to the scores and to the user's row.
 
     A list with a score that is not finite has loss and gradient NaN. On a GPU, so has a list with an id outside U or V.
@@ -310,7 +312,7 @@ def list_gradients(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective)
     blocks = scores_sizes(dtype)
     blocks_of_n = triton.cdiv(n, blocks["BLOCK_N"])
     launch(_scores_kernel, (groups.n_tiles, blocks_of_n), *tables, s, **sizes, **blocks)
-    g = compute_losses(s, losses, objective, len(V))
+    g = compute_losses(s, losses, objective, len(V) if n_items is None else n_items)
     blocks = user_gradient_sizes(d, dtype)
     blocks_of_d = triton.cdiv(d, blocks["BLOCK_D"])
     launch(_user_gradient_kernel, (groups.n_tiles, blocks_of_d), *tables, g, user_grad, **sizes, **blocks)

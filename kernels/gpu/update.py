@@ -264,7 +264,7 @@ def _fold_kernel(
             tl.store(totals_ptr + out, tl.sum(coefficient, axis=0))
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_vectors", "n_merged", "m", "seed", "table_number"])
+@triton.jit(do_not_specialize=["n_rows", "n_vectors", "n_merged", "m", "seed", "table_number", "first_row"])
 def _step_kernel(
     table_ptr,  # [R, d], in place
     state_ptr,  # [R, d], in place
@@ -288,6 +288,7 @@ def _step_kernel(
     d: tl.int32,
     seed: tl.int64,
     table_number: tl.int32,
+    first_row: tl.int64,  # number of row 0 in the whole table
     L2: tl.constexpr,
     SPHERE: tl.constexpr,
     DENSE: tl.constexpr,
@@ -341,9 +342,14 @@ def _step_kernel(
         norm = tl.where(norm == 0, 1.0, tl.maximum(norm, least))
         x_row = x_row / norm[:, None]
         if ROUND:
-            random = rounding_bits(seed, tl.load(step_ptr), table_number, row, BLOCK_D)
+            random = rounding_bits(seed, tl.load(step_ptr), table_number, first_row + row, BLOCK_D)
             x_row = rounded(x_row, random, table_ptr.dtype.element_ty)
         tl.store(table_ptr + offset, x_row, mask=mask)
+
+
+def merge_shared(terms: GradientTerms) -> GradientTerms:
+    """Return the terms one by one. They are not merged: the host would have to wait for the number that remains."""
+    return terms.one_by_one()
 
 
 def update_rows(
@@ -360,6 +366,8 @@ def update_rows(
     Nothing here waits for a GPU, and the sizes of all tensors depend only on the shapes of the arguments.
     """
     check_update(table, state, terms, lr, score, dense, rounding, values=table.device.type == "cpu")
+    if terms.totals is not None:  # `merge_shared` returns none here
+        raise InputError("update_rows: totals are for terms that were merged on the CPU")
     n_rows, d = table.shape
     rows, coefficients, vectors, sources = (x.contiguous() for x in terms[:4])
     terms, shared = GradientTerms(rows, coefficients, vectors, sources), terms.shared
@@ -405,6 +413,7 @@ def update_rows(
         n_rows=n_rows,
         seed=0 if rounding is None else rounding.seed,
         table_number=0 if rounding is None else rounding.table,
+        first_row=0 if rounding is None else rounding.first_row,
         L2=score == "l2",
         SPHERE=score == "cosine",
         DENSE=dense is not None,
