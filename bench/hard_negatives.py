@@ -21,6 +21,7 @@ from drm_triton.kernels import get_backend
 from drm_triton.kernels.protocol import Backend, ListBatch, ListPlan, Objective
 from drm_triton.machine import processor
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import initial_state, train
 from drm_triton.training.preflight import warm_up
 from drm_triton.training.state import State
@@ -55,7 +56,8 @@ def trained(data: Dataset, hard: bool, **options: Any) -> tuple[float, float]:
     warm_up(config, backend, torch.device("cpu"))
     state = initial_state(config, data.train, torch.device("cpu"))
     began = time.perf_counter()
-    train(state, config, data, data.train, with_hard_negatives(backend, state) if hard else backend)
+    backend = with_hard_negatives(backend, state) if hard else backend
+    train(state, config, data, SingleProcess(state, config, data, data.train, backend))
     seconds = time.perf_counter() - began
     ranker = factor_ranker(backend, state.U, state.V, config.score_in_force)
     return evaluate(ranker, data.train, data.valid, (10,)).means["ndcg@10"], seconds

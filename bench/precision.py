@@ -42,6 +42,7 @@ from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding
 from drm_triton.kernels.reference import round_bfloat16, rounding_bits
 from drm_triton.names import Precision, Score
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import initial_state, interactions_to_fit, train
 
 TRIALS = RESULTS / "precision.jsonl"
@@ -126,7 +127,7 @@ def train_and_measure(
         state.U_state, state.V_state = state.U_state[:, :1].clone(), state.V_state[:, :1].clone()
     if not trainer:
         backend = SimpleNamespace(**{**vars(cpu), "update_rows": partial(update_rows, nearest=nearest)})
-    train(state, config, data, fit, backend)
+    train(state, config, data, SingleProcess(state, config, data, fit, backend))
     means = evaluate(factor_ranker(cpu, state.U, state.V, config.score_in_force), fit, data.test).means
     return {name: means[name] for name in METRICS}
 

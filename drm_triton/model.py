@@ -29,6 +29,7 @@ from drm_triton.options import ALIASES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.recommender import FactorRecommender, Tensors
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, initial_state, train
 from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unvalidated, warn_of_idle_options
 from drm_triton.training.run import Stored
@@ -288,7 +289,8 @@ class DRM(FactorRecommender[TrainConfig]):
             self.warm_up()
         state = initial_state(self.config, fit, device) if stored is None else State.of_checkpoint(*stored)
         state = state.to(device, table_type(self.config.precision, backend.name))
-        state = train(state, self.config, dataset, fit, backend, callbacks, on_batch)
+        engine = SingleProcess(state, self.config, dataset, fit, backend)
+        state = train(state, self.config, dataset, engine, callbacks, on_batch)
         if state.position:  # stopped within an epoch
             check_factors(state, self.config)
         return state

@@ -26,7 +26,7 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.machine import memory
 from drm_triton.models.configs import ModelConfig
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.ranking.evaluate import Ranker, factor_ranker
+from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker
 from drm_triton.ranking.item_index import ItemWeights, item_ranker
 from drm_triton.ranking.topk import TopKIndex
 from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors, all_finite
@@ -120,13 +120,16 @@ class EpochModel(Recommender[C]):
             if on_batch is not None:
                 on_batch(state, total)  # a request to stop is honoured after the epoch
 
+        def measure(ks: Sequence[int]) -> dict[str, float]:
+            return evaluate(self.ranker_of(state.values, fit), fit, dataset.valid, ks).means
+
         while state.epoch < config.last_epoch and not 0 < config.patience <= state.stale:
             began = time.perf_counter()
             measured = self.epoch(state.values, fit, state.epoch, advance)
             self._check_epoch(state, measured)
             state.seconds = time.perf_counter() - began
             advance(1, 1)
-            end = finish_epoch(state, config, dataset, fit, lambda: self.ranker_of(state.values, fit), measured)
+            end = finish_epoch(state, config, dataset, measure, measured)
             stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
             if any(stops):
                 break

@@ -15,6 +15,7 @@ from drm_triton.names import Score
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.recommender import FactorRecommender, Tensors
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, train
 from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unvalidated
 from drm_triton.training.run import Stored
@@ -100,7 +101,8 @@ class CML(FactorRecommender[CMLConfig]):
         with reporter.step("load the kernels (compiled at first use)"):
             self.warm_up()
         state = self.initial_state(fit) if stored is None else State.of_checkpoint(*stored)
-        state = train(state.to(device), config, dataset, fit, backend, callbacks, on_batch)
+        engine = SingleProcess(state.to(device), config, dataset, fit, backend)
+        state = train(state, config, dataset, engine, callbacks, on_batch)
         if state.position:  # stopped within an epoch
             check_factors(state, config)
         return state

@@ -38,6 +38,11 @@ def covariance_gradient(U: Tensor, V: Tensor, form: CovForm) -> tuple[Tensor, Te
     T, U, V = len(U) + len(V), widened(U), widened(V)
     with one_torch_thread():  # the bits must not depend on the number of threads
         mean, C = covariance(U, V)
-        diagonal, length = torch.diag(C.diagonal()), torch.linalg.norm(C).clamp(min=1e-30)
-        dC = (C / length - 2 * diagonal) / T if form == "printed" else C - diagonal
+        dC = gradient_of_covariance(C, T, form)
         return (U - mean) @ dC * (2 / T), (V - mean) @ dC * (2 / T)
+
+
+def gradient_of_covariance(C: Tensor, T: int, form: CovForm) -> Tensor:
+    """Return dL/dC [d, d] of the covariance of T rows."""
+    diagonal, length = torch.diag(C.diagonal()), torch.linalg.norm(C).clamp(min=1e-30)
+    return (C / length - 2 * diagonal) / T if form == "printed" else C - diagonal

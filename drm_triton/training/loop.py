@@ -1,6 +1,5 @@
 """The training loop: epochs of steps, with validation after each epoch."""
 
-import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,29 +11,19 @@ from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.kernels.protocol import Backend
 from drm_triton.names import CUT_OFFS
-from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, measurable
-from drm_triton.training.capture import captured_step
+from drm_triton.ranking.evaluate import measurable
+from drm_triton.training.engine import Engine
 from drm_triton.training.initialize import initial_factors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress, State
-from drm_triton.training.step import (
-    READ_EVERY,
-    check_losses,
-    diverged,
-    learning_rate,
-    objective_of,
-    take_step,
-    training_plan,
-)
+from drm_triton.training.step import READ_EVERY, check_losses, diverged, learning_rate
 
 
 def train(
     state: State,
     config: TrainConfig,
     dataset: Dataset,
-    fit: CSR,
-    backend: Backend,
+    engine: Engine,
     callbacks: Iterable[EpochCallback] = (),
     on_batch: BatchCallback | None = None,
 ) -> State:
@@ -43,36 +32,29 @@ def train(
     Parameters
     ----------
     state : where to start; changed in place
-    fit : the interactions to train on, see `interactions_to_fit`
+    engine : takes the steps
     callbacks : called after each epoch
     on_batch : called after each step
     """
-    plan = training_plan(config, fit, state.U.device)
-    objective = objective_of(config, fit.shape[1])
-    captured = captured_step(state, plan, config, objective, backend)
     while state.epoch < config.last_epoch and not 0 < config.patience <= state.stale:
         began = time.perf_counter() - state.seconds
-        while state.position < plan.n_lists:
-            stop = min(state.position + config.batch_in_force, plan.n_lists)
-            if captured is not None and stop - state.position == config.batch_in_force:
-                captured()
-            else:
-                take_step(state, plan, stop, config, objective, backend, learning_rate(state, config, plan.n_lists))
+        while state.position < engine.n_lists:
+            stop = min(state.position + config.batch_in_force, engine.n_lists)
+            engine.step(stop, learning_rate(state, config, engine.n_lists))
             if state.step % READ_EVERY == 0:
                 check_losses(state, config)
             state.seconds = time.perf_counter() - began
-            if on_batch is not None and on_batch(state, plan.n_lists):
+            if engine.agreed(on_batch is not None and bool(on_batch(state, engine.n_lists))):
                 check_losses(state, config)
                 return state
         check_losses(state, config)
         state.seconds = time.perf_counter() - began  # a GPU is done only now
         check_factors(state, config)
-        losses = {name: total / plan.n_lists for name, total in state.sums.items()}
-        speed = {"lists": plan.n_lists, "lists_per_second": plan.n_lists / max(state.seconds, 1e-9)}
-        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force, fit)
-        end = finish_epoch(state, config, dataset, fit, rank, {**losses, **speed})
+        losses = {name: total / engine.n_lists for name, total in state.sums.items()}
+        speed = {"lists": engine.n_lists, "lists_per_second": engine.n_lists / max(state.seconds, 1e-9)}
+        end = finish_epoch(state, config, dataset, engine.measure, {**losses, **speed})
         stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
-        if any(stops):
+        if engine.agreed(any(stops), now=True):
             break
     return state
 
@@ -81,8 +63,7 @@ def finish_epoch(
     state: Progress,
     config: Config,
     dataset: Dataset,
-    fit: CSR,
-    rank: Callable[[], Ranker],
+    measure: Callable[[list[int]], dict[str, float]],
     measured: dict[str, float],
 ) -> EpochEnd:
     """Validate if it is due, and move the state to the next epoch.
@@ -90,8 +71,7 @@ def finish_epoch(
     Parameters
     ----------
     state : changed in place
-    fit : the interactions that were trained on
-    rank : makes the ranker of the model as it is now
+    measure : returns the validation metrics of the model as it is now, for some cut-offs
     measured : what else to record of the epoch
     """
     state.epoch += 1
@@ -100,7 +80,7 @@ def finish_epoch(
     improved = not monitored
     if monitored and (state.epoch % config.eval_every == 0 or state.epoch == config.last_epoch):
         cut_offs = sorted({*CUT_OFFS, int(config.monitor.rpartition("@")[2])})
-        means = evaluate(rank(), fit, dataset.valid, cut_offs).means
+        means = measure(cut_offs)
         record.update({f"valid/{name}": value for name, value in means.items()})
         value = means[config.monitor]
         improved = state.best is None or value > state.best

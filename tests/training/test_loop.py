@@ -16,6 +16,7 @@ from drm_triton.kernels import get_backend, reference
 from drm_triton.kernels.protocol import ListBatch
 from drm_triton.names import ObjectiveName
 from drm_triton.ranking.evaluate import evaluate, popularity_ranker
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import initial_state, interactions_to_fit, train
 from drm_triton.training.state import State
 from drm_triton.training.step import learning_rate, objective_of, train_step
@@ -123,9 +124,8 @@ def test_backends_agree(data: Dataset, options: dict[str, Any]) -> None:
     for name in ("cpu", "reference"):
         config = TrainConfig(factors=8, batch_size=256, eval_every=0, lr=0.05, **options)
         state = initial_state(config, data.train, torch.device("cpu"))
-        states.append(
-            train(state, config, data, data.train, get_backend(name), on_batch=lambda s, n_lists: s.step == 10)
-        )
+        engine = SingleProcess(state, config, data, data.train, get_backend(name))
+        states.append(train(state, config, data, engine, on_batch=lambda s, n_lists: s.step == 10))
     for name in ("U", "V"):
         a, b = (getattr(state, name) for state in states)
         assert torch.quantile((a - b).abs(), 0.9) < 1e-5, name
@@ -186,7 +186,7 @@ def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:
 
     message = r"nan in epoch 1, step 5 \(`lr` 0\.2\); start again with a lower `lr` or a higher `temperature`"
     with pytest.raises(DrmError, match=message):
-        train(state, config, data, fit, backend, on_batch=poison)
+        train(state, config, data, SingleProcess(state, config, data, fit, backend), on_batch=poison)
 
 
 def test_a_batch_of_one_is_algorithm_1_and_batches_sum_gradients(data: Dataset) -> None:

@@ -16,6 +16,7 @@ from drm_triton.export import export
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.precision import table_type
 from drm_triton.training.checkpoint import FILE, read_tensors
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, initial_state, train
 from drm_triton.training.preflight import memory_estimate
 from drm_triton.training.state import EpochEnd
@@ -103,7 +104,8 @@ def test_backends_agree(data: Dataset, options: dict[str, Any]) -> None:
     for name in ("cpu", "reference"):
         backend = get_backend(name)
         state = initial_state(config, data.train, CPU).to(CPU, table_type("bfloat16", backend.name))
-        states.append(train(state, config, data, data.train, backend, on_batch=lambda s, n_lists: s.step == 5))
+        engine = SingleProcess(state, config, data, data.train, backend)
+        states.append(train(state, config, data, engine, on_batch=lambda s, n_lists: s.step == 5))
     for table in ("U", "V"):
         a, b = (getattr(state, table).float() for state in states)
         assert (a != b).double().mean() < 0.02, table

@@ -1,0 +1,250 @@
+"""Steps that several ranks take together. The state of a rank has the rows that it holds of U, V and Adagrad's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from drm_triton.config import TrainConfig
+from drm_triton.data.csr import CSR
+from drm_triton.data.dataset import Dataset
+from drm_triton.distributed.covariance import shard_gradients
+from drm_triton.distributed.parts import Part, parts_of, unit_of
+from drm_triton.distributed.rows import (
+    Division,
+    arrived_rows,
+    arrived_terms,
+    distinct,
+    fetch,
+    leaving_rows,
+    leaving_terms,
+)
+from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of
+from drm_triton.distributed.world import World
+from drm_triton.kernels.catalogue import CataloguePlan
+from drm_triton.kernels.protocol import (
+    Backend,
+    CatalogueBatch,
+    GradientTerms,
+    ListBatch,
+    ListPlan,
+    Rounding,
+    row_score,
+)
+from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
+from drm_triton.training.state import LOSS_SUMS, State
+from drm_triton.training.step import check_losses, objective_of, rounding, training_plan
+
+
+class Distributed:
+    """Trains with other ranks. See `drm_triton.training.engine.Engine`.
+
+    Parameters
+    ----------
+    state : the rows that this rank holds
+    users, items : which rank holds which rows
+    """
+
+    def __init__(
+        self,
+        world: World,
+        state: State,
+        users: Division,
+        items: Division,
+        config: TrainConfig,
+        dataset: Dataset,
+        fit: CSR,
+        backend: Backend,
+    ) -> None:
+        self.world, self.state, self.users, self.items = world, state, users, items
+        self.config, self.dataset, self.fit, self.backend = config, dataset, fit, backend
+        self.plan = training_plan(config, fit, world.device)
+        self.objective = objective_of(config, fit.shape[1])
+        self.unit = unit_of(config)
+        self._wish = self._granted = False  # to stop
+
+    @property
+    def n_lists(self) -> int:
+        """Lists in an epoch."""
+        return self.plan.n_lists
+
+    def step(self, stop: int, lr: float) -> None:
+        """Train on the lists of the current epoch from `state.position` to `stop` - 1, a part of them on each rank."""
+        state = self.state
+        parts = parts_of(state.position, stop, self.unit, self.world.size)
+        if isinstance(self.plan, CataloguePlan):
+            self._catalogue_step(self.plan, stop, parts, lr)
+        else:
+            self._list_step(self.plan, parts, lr)
+        state.position = stop
+        state.step += 1
+
+    def agreed(self, stop: bool, now: bool = False) -> bool:
+        """Return whether any rank wants to stop. Without `now`, they tell each other in the next step."""
+        if now:
+            return self.world.any(stop or self._wish)
+        self._wish |= stop
+        return self._granted
+
+    # -- lists with sampled negatives --------------------------------------------------------------------------------
+
+    def _list_step(self, plan: ListPlan, parts: Sequence[Part], lr: float) -> None:
+        state, part = self.state, parts[self.world.rank]
+        batch = self.backend.sample_lists(plan, state.epoch, part.start, part.stop)
+        users, own_users = distinct(batch.users)
+        groups = [] if batch.shared is None else [batch.shared.items.flatten()]
+        items, places = self._distinct_items(torch.cat([batch.items.flatten(), *groups]))
+        U, V = fetch(self.world, [(users, self.users, state.U), (items, self.items, state.V)])
+        n = batch.items.numel()
+        shared = batch.shared and batch.shared._replace(items=places[n:].reshape(batch.shared.items.shape))
+        local = ListBatch(own_users, places[:n].reshape(batch.items.shape), shared)
+        if len(batch.users):
+            gradients = self.backend.list_gradients(U, V, local, self.objective, plan.n_items)
+            weights = plan.list_weights(batch)
+            if weights is not None:
+                gradients = gradients.weighted(weights)
+            losses = torch.stack([getattr(gradients, name) for name in LOSS_SUMS])
+            terms = self.backend.merge_shared(GradientTerms.of_items(local, gradients.g, U))
+            terms = terms._replace(rows=items[terms.rows.long()])
+            user_grad = gradients.user_grad
+        else:  # fewer units than ranks
+            losses = U.new_empty(len(LOSS_SUMS), 0)
+            terms, user_grad = GradientTerms.none(state.V)._replace(vectors=U), U
+        lr = self._share_losses(losses, parts, lr)
+        leaving = [
+            [*of_items, *of_users]
+            for of_items, of_users in zip(
+                leaving_terms(terms, self.items),
+                leaving_rows(batch.users, user_grad, self.users),
+                strict=True,
+            )
+        ]
+        arrived = self.world.exchange(leaving)
+        item_terms = arrived_terms([tensors[:5] for tensors in arrived], self._first(self.items))
+        user_terms = arrived_rows([tensors[5:] for tensors in arrived], self._first(self.users))
+        self._update(item_terms, user_terms, None, lr, self.config.score_in_force)
+
+    @cached_property
+    def _distinct_items(self):  # type: ignore[no-untyped-def]
+        """The function that finds the distinct items of a batch."""
+        if self.backend.name == "cpu":
+            from drm_triton.kernels.cpu.distinct import Distinct
+
+            return Distinct(self.items.n_rows)
+        return distinct
+
+    # -- the whole catalogue -----------------------------------------------------------------------------------------
+
+    def _catalogue_step(self, plan: CataloguePlan, stop: int, parts: Sequence[Part], lr: float) -> None:
+        state, part = self.state, parts[self.world.rank]
+        batch = plan.batch(state.epoch, state.position, stop)  # of all ranks: they share the items of a pool
+        own = slice(part.start - state.position, part.stop - state.position)
+        wanted = (
+            torch.arange(self.items.n_rows, dtype=torch.int32, device=self.world.device)
+            if batch.pool is None
+            else batch.pool.items
+        )
+        items, order = wanted.sort()
+        users, user_order = batch.users[own].sort()
+        U, V = fetch(self.world, [(users, self.users, state.U), (items, self.items, state.V)])
+        U, V = _unsorted(U, user_order), V if batch.pool is None else _unsorted(V, order)
+        losses, user_grad, item_grad = [U.new_empty(0)], [U[:0]], TreeSum()
+        for number, unit in enumerate(range(own.start, own.stop, self.unit), part.first_unit):
+            lists = slice(unit, min(unit + self.unit, own.stop))
+            gradients = self.backend.catalogue_gradients(
+                U[lists.start - own.start : lists.stop - own.start], V, _lists(batch, lists), self.objective
+            )
+            losses.append(gradients.softmax)
+            user_grad.append(gradients.user_grad)
+            item_grad.add(Subtree(0, number, gradients.item_grad))
+        softmax = torch.cat(losses)
+        zeros = torch.zeros_like(softmax)
+        of_loss = {"loss": softmax, "softmax": softmax}
+        lr = self._share_losses(torch.stack([of_loss.get(name, zeros) for name in LOSS_SUMS]), parts, lr)
+        cuts, of_users = self.items.cut(items), leaving_rows(batch.users[own], torch.cat(user_grad), self.users)
+        sums = [one.sum for one in item_grad.subtrees]
+        leaving = [[*of_users[q], torch.cat([U[:0], *(one[order[cut]] for one in sums)])] for q, cut in enumerate(cuts)]
+        arrived = self.world.exchange(leaving)
+        mine = items[cuts[self.world.rank]] - self._first(self.items)
+        gradient = self._sum_subtrees([tensors[2] for tensors in arrived], parts, len(mine))
+        user_terms = arrived_rows([tensors[:2] for tensors in arrived], self._first(self.users))
+        score = row_score(self.config.score_in_force)
+        if batch.pool is None:
+            self._update(GradientTerms.none(state.V), user_terms, gradient, lr, score)
+        else:
+            self._update(GradientTerms.of_rows(mine, gradient), user_terms, None, lr, score)
+
+    def _sum_subtrees(self, arrived: Sequence[Tensor], parts: Sequence[Part], n_rows: int) -> Tensor:
+        """Return the gradient of the rows of this rank, [n_rows, d], from the sums over the units of each rank."""
+        total = TreeSum()
+        for tensor, part in zip(arrived, parts, strict=True):
+            subtrees = subtrees_of(part.first_unit, part.last_unit)
+            for (level, index), one in zip(subtrees, tensor.reshape(len(subtrees), n_rows, -1), strict=True):
+                total.add(Subtree(level, index, one))
+        return total.total()
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _first(self, division: Division) -> int:
+        return division.bounds[self.world.rank]
+
+    def _update(
+        self, item_terms: GradientTerms, user_terms: GradientTerms, dV: Tensor | None, lr: float, score: str
+    ) -> None:
+        """Take the step of the rows that this rank holds."""
+        state = self.state
+        dU, cov_dV = shard_gradients(self.world, state, (self.users, self.items), self.config)
+        if cov_dV is not None:
+            dV = cov_dV if dV is None else dV + cov_dV
+        for table, sums, terms, dense, division, number, kind in (
+            (state.V, state.V_state, item_terms, dV, self.items, ITEM_TABLE, score),
+            (state.U, state.U_state, user_terms, dU, self.users, USER_TABLE, row_score(self.config.score_in_force)),
+        ):
+            if len(table):
+                self.backend.update_rows(table, sums, terms, lr, kind, dense, self._rounding(number, division))
+
+    def _rounding(self, table: int, division: Division) -> Rounding | None:
+        how = rounding(self.config, self.state.step, table)
+        return None if how is None else how._replace(first_row=self._first(division))
+
+    def _share_losses(self, losses: Tensor, parts: Sequence[Part], lr: float) -> float:
+        """Add the losses of all ranks, [LOSS_SUMS, lists] of each, to the sums of the epoch; hear who wants to stop."""
+        state, part = self.state, parts[self.world.rank]
+        n_units = part.last_unit - part.first_unit
+        padded = torch.nn.functional.pad(losses.double(), (0, n_units * self.unit - losses.shape[1]))
+        sums = padded.reshape(len(LOSS_SUMS), n_units, self.unit).sum(2)
+        most = max(one.last_unit - one.first_unit for one in parts)
+        message = torch.cat(
+            [sums.new_tensor([self._wish]), torch.nn.functional.pad(sums, (0, most - n_units)).flatten()]
+        )
+        heard = self.world.gather(message)
+        self._granted = any(bool(one[0]) for one in heard)
+        units = [
+            one[1:].reshape(len(LOSS_SUMS), most)[:, : theirs.last_unit - theirs.first_unit]
+            for one, theirs in zip(heard, parts, strict=True)
+        ]
+        total = torch.cat(units, 1).cumsum(1)[:, -1]
+        state.unread = total if state.unread is None else state.unread + total
+        check_losses(state, self.config)  # of all ranks, so that all of them raise
+        return lr
+
+
+def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
+    """Return rows [n, d] as they were before they were sorted by `order`."""
+    result = torch.empty_like(rows)
+    result[order] = rows
+    return result
+
+
+def _lists(batch: CatalogueBatch, lists: slice) -> CatalogueBatch:
+    """Return some lists of a batch, with users counted from 0."""
+    begin, end = (int(batch.indptr[place]) for place in (lists.start, lists.stop))
+    return batch._replace(
+        users=torch.arange(lists.stop - lists.start, dtype=torch.int32, device=batch.users.device),
+        indptr=batch.indptr[lists.start : lists.stop + 1] - begin,
+        indices=batch.indices[begin:end],
+        weights=None if batch.weights is None else batch.weights[begin:end],
+    )

@@ -1,0 +1,74 @@
+"""Sums whose rounding does not depend on how their summands are spread over the ranks.
+
+Summands are the leaves of a binary tree, and the tree is the same for any number of ranks:
+
+    sum of leaves 0 .. 6  =  (((0 + 1) + (2 + 3)) + ((4 + 5) + 6))
+
+A rank has consecutive leaves. It adds up the whole subtrees that it has, and whoever needs the sum goes on from there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Subtree(NamedTuple):
+    """The sum of leaves number index 2^level .. (index + 1) 2^level - 1."""
+
+    level: int
+    index: int
+    sum: Tensor
+
+
+class TreeSum:
+    """The sum of consecutive leaves. Tensors that are given to it are changed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> total = TreeSum()
+    >>> for number in range(3):
+    ...     total.add(Subtree(0, number, torch.tensor([2.0**number])))
+    >>> [(one.level, one.index) for one in total.subtrees], total.total()
+    ([(1, 0), (0, 2)], tensor([7.]))
+    """
+
+    def __init__(self) -> None:
+        self.subtrees: list[Subtree] = []
+
+    def add(self, subtree: Subtree) -> None:
+        """Add the subtree that follows those so far."""
+        while self.subtrees:
+            left = self.subtrees[-1]
+            if left.level != subtree.level or left.index + 1 != subtree.index or left.index % 2:
+                break
+            self.subtrees.pop()
+            subtree = Subtree(left.level + 1, left.index // 2, left.sum.add_(subtree.sum))
+        self.subtrees.append(subtree)
+
+    def total(self) -> Tensor:
+        """Return the sum of all leaves, if the first of them is leaf 0."""
+        result = self.subtrees.pop().sum
+        while self.subtrees:
+            result = self.subtrees.pop().sum.add_(result)
+        return result
+
+
+def subtrees_of(start: int, stop: int) -> list[tuple[int, int]]:
+    """Return level and index of the subtrees that leaves start .. stop - 1 are added up to.
+
+    Examples
+    --------
+    >>> subtrees_of(0, 3), subtrees_of(3, 8)
+    ([(1, 0), (0, 2)], [(0, 3), (2, 1)])
+    """
+    found = []
+    while start < stop:
+        level = (start & -start).bit_length() - 1 if start else (stop - start).bit_length() - 1
+        while start + (1 << level) > stop:
+            level -= 1
+        found.append((level, start >> level))
+        start += 1 << level
+    return found

@@ -1,0 +1,169 @@
+"""The processes that train together, called ranks, and what they say to each other.
+
+torchrun starts the ranks and restarts them when one dies; torch.distributed carries their messages, NCCL between GPUs
+and Gloo between CPUs. Every message of a training goes through `World.exchange` or `World.gather`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drm_triton.errors import DrmError, InputError
+
+TIMEOUT = 300  # seconds that a rank waits for another
+WORD = 4  # bytes; everything that is exchanged consists of 32-bit words
+
+
+class LostRankError(DrmError):
+    """Another rank does not answer."""
+
+
+class World:
+    """The ranks of a training. A single process is a world of size 1, and exchanges nothing.
+
+    Attributes
+    ----------
+    rank, size : this process, and the number of processes
+    device : of the tensors that are exchanged
+    sent : bytes that this rank has sent to others, since the start
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
+        self.sent = 0
+
+    @classmethod
+    def joined(cls, device: torch.device, timeout: float = TIMEOUT) -> World:
+        """Join the world that torchrun has started, with the address and the numbers in its environment variables.
+
+        Parameters
+        ----------
+        device : of the backend. A GPU is that of the local rank.
+        timeout : seconds after which a rank that does not answer is given up
+        """
+        try:
+            rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        except (KeyError, ValueError) as error:
+            raise InputError(f"this process was not started by torchrun: its environment lacks {error}") from None
+        if device.type == "cuda":
+            device = torch.device("cuda", local)
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+        except (RuntimeError, ValueError) as error:
+            raise LostRankError(
+                f"rank {rank} of {size} could not reach the others within {timeout:g} s: {error}"
+            ) from None
+        return cls(rank, size, device)
+
+    def leave(self) -> None:
+        """Leave the world. The other ranks need not be alive."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank prints, and writes what is written once."""
+        return self.rank == 0
+
+    def exchange(
+        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[Sequence[int]]] | None = None
+    ) -> list[list[Tensor]]:
+        """Send parts[q], some tensors, to each rank q; return what each rank sent to this one.
+
+        Tensor number j of a part has the same type, of 4 bytes, and the same shape but for its length on all ranks.
+
+        Parameters
+        ----------
+        parts : for each rank, the tensors to send
+        sizes : of what each rank q sends to this one, the length of each tensor, if they are known; see `lengths`
+        """
+        if self.size == 1:
+            return [list(parts[0])]
+        if sizes is None:
+            sizes = self.lengths([[len(tensor) for tensor in part] for part in parts])
+        kinds = [(tensor.dtype, tensor.shape[1:]) for tensor in parts[0]]
+        out = torch.cat([tensor.reshape(-1).view(torch.int32) for part in parts for tensor in part])
+        leaving = [sum(tensor.numel() for tensor in part) for part in parts]
+        arriving = [
+            sum(length * shape.numel() for length, (_, shape) in zip(lengths, kinds, strict=True)) for lengths in sizes
+        ]
+        self.sent += WORD * (sum(leaving) - leaving[self.rank])
+        received = out.new_empty(sum(arriving))
+        self._call(dist.all_to_all_single, received, out, arriving, leaving)
+        result, position = [], 0
+        for lengths in sizes:
+            tensors = []
+            for length, (dtype, shape) in zip(lengths, kinds, strict=True):
+                end = position + length * shape.numel()
+                tensors.append(received[position:end].view(dtype).reshape(length, *shape))
+                position = end
+            result.append(tensors)
+        return result
+
+    def lengths(self, leaving: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Tell each rank q the numbers leaving[q]; return those that each rank tells this one."""
+        if self.size == 1:
+            return [list(leaving[0])]
+        out = torch.tensor([number for part in leaving for number in part], dtype=torch.int64, device=self.device)
+        received = torch.empty_like(out)
+        self.sent += 2 * WORD * len(out) * (self.size - 1) // self.size
+        self._call(dist.all_to_all_single, received, out)
+        return [list(part) for part in received.reshape(self.size, -1).tolist()]
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensor of every rank. They have one type and one shape."""
+        if self.size == 1:
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.sent += (self.size - 1) * tensor.numel() * tensor.element_size()
+        self._call(dist.all_gather, gathered, tensor.contiguous())
+        return gathered
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the value of every rank: text, numbers, lists and dicts of them, as JSON."""
+        if self.size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        lengths = [int(length) for length in self.gather(torch.tensor([len(text)], device=self.device))]
+        padded = torch.nn.functional.pad(text, (0, max(lengths) - len(text)))
+        gathered = self.gather(padded)
+        return [json.loads(bytes(one[:n].cpu().tolist())) for one, n in zip(gathered, lengths, strict=True)]
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag of any rank is set."""
+        return any(bool(one) for one in self.gather(torch.tensor([int(flag)], device=self.device)))
+
+    def agree(self, what: dict[str, Any]) -> None:
+        """Raise on all ranks if they differ in what they are about to do, by name."""
+        first, *others = self.gather_objects(what)
+        for rank, theirs in enumerate(others, 1):
+            for name, value in first.items():
+                if theirs.get(name) != value:
+                    raise InputError(
+                        f"rank {rank} has {name} {theirs.get(name)}, rank 0 has {value}; start all ranks with the same "
+                        "command, data and versions"
+                    )
+
+    def _call(self, operation: Any, *arguments: Any) -> None:
+        try:
+            operation(*arguments)
+        except RuntimeError as error:
+            raise LostRankError(
+                f"rank {self.rank} of {self.size}: another rank does not answer ({str(error).splitlines()[0]}); the "
+                "run can be resumed from its last checkpoint"
+            ) from None
+
+
+def launched() -> bool:
+    """Return whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "WORLD_SIZE" in os.environ
