@@ -68,8 +68,9 @@ def data_content(out: Path) -> Any:
 
 def run_content(out: Path) -> Any:
     """Return the checksums of both checkpoints and the metrics of a run, without times."""
-    from drm_triton.training.checkpoint import FILE, checksum, read_tensors
+    from drm_triton.training.checkpoint import FILE, read_tensors
     from drm_triton.training.run import read_metrics
+    from drm_triton.training.tensor_file import checksum
 
     models = [checksum(read_tensors(out / which / FILE)[0], "") for which in ("last", "best")]
     times = ("seconds", "lists_per_second")

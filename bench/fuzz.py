@@ -90,6 +90,28 @@ def model_kind(folder: Path) -> Kind:
     return Kind([folder / "model" / checkpoint.FILE], read, exact=True)
 
 
+def shards_kind(folder: Path) -> Kind:
+    """Make a saved model whose factors are in two shards."""
+    kind, place = model_kind(folder), folder / "model"
+    tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
+    metadata = {name: metadata[name] for name in ("model", "config")}
+    totals = {name: len(tensor) for name, tensor in tensors.items()}
+    described = [
+        checkpoint.write_shard(
+            place,
+            "e1-p0",
+            rank,
+            2,
+            {name: tensor[2 * rank : 2 + 2 * rank] for name, tensor in tensors.items()},
+            dict.fromkeys(tensors, 2 * rank),
+            totals,
+        )
+        for rank in range(2)
+    ]
+    checkpoint.write_manifest(place / checkpoint.FILE, described, metadata)
+    return Kind([place / checkpoint.FILE, *sorted(place.glob("model-*"))], kind.read, exact=True)
+
+
 def text_kind(folder: Path) -> Kind:
     """Make the text files of a run."""
     data = Dataset.from_csr(([0, 2, 3, 5], [1, 0, 1, 0, 2]), n_items=4)
@@ -103,7 +125,7 @@ def text_kind(folder: Path) -> Kind:
     return Kind([run / name for name in ("config.toml", "env.json", "metrics.jsonl")], read, exact=False)
 
 
-KINDS = {"store": store_kind, "model": model_kind, "text": text_kind}
+KINDS = {"store": store_kind, "model": model_kind, "shards": shards_kind, "text": text_kind}
 
 
 def changed(content: bytes, rng: random.Random) -> bytes:

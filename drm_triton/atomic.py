@@ -117,9 +117,18 @@ def write_text(path: str | Path, text: str, parents: bool = False) -> None:
 
 def move_file(complete: Path, target: Path) -> None:
     """Flush a complete file to disk and rename it to `target`, which it replaces."""
-    _flush(complete)
+    flush(complete)
     _check_regular(target, target)
     complete.replace(target)
+
+
+def link_or_copy(existing: str | Path, new: str | Path) -> None:
+    """Make `new` a hard link to a file, or a copy where the file system has no links. An old file is removed."""
+    Path(new).unlink(missing_ok=True)
+    try:
+        os.link(existing, new)
+    except OSError:
+        shutil.copyfile(existing, new)
 
 
 # -- directories -------------------------------------------------------------------------------------------------------
@@ -209,14 +218,14 @@ def directory(
         temporary, handle = _temporary_directory(place / place.name if fixed else place)
         yield temporary
         for file in temporary.rglob("*"):
-            _flush(file)
-        _flush(temporary)
+            flush(file)
+        flush(temporary)
         if fixed:
             _fill(place, temporary, last or marker)
         else:
             check_directory(place, overwrite, marker)  # again: the block may have taken hours
             _swap(temporary, place, overwrite)
-            _flush(place.parent)
+            flush(place.parent)
     except DrmError:
         raise
     except Exception as error:
@@ -286,7 +295,7 @@ def _fill(place: Path, temporary: Path, last: str | None) -> None:
         for entry in reversed(moved):
             entry.rename(temporary / entry.name)
         raise
-    _flush(place)
+    flush(place)
 
 
 def _swap(temporary: Path, place: Path, overwrite: bool) -> None:
@@ -388,7 +397,7 @@ def _is_full(error: Exception) -> bool:
     return any(os.strerror(code) in str(error) for code in _NO_SPACE)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Flush a file or a directory to disk, so that a power cut after the rename cannot leave it empty."""
     if os.name == "nt":
         return  # Windows can flush neither a directory nor a file that is open for reading only

@@ -132,11 +132,18 @@ class CSR:
 
     def take(self, rows: NDArray[np.integer]) -> CSR:
         """Return the given rows in that order: CSR [len(rows), columns]."""
-        degrees = self.degrees()[rows]
+        degrees = self.indptr[rows + 1] - self.indptr[rows]
         indptr = np.concatenate([[0], np.cumsum(degrees)])
         taken = np.repeat(self.indptr[rows] - indptr[:-1], degrees) + np.arange(indptr[-1])
         weights = None if self.weights is None else self.weights[taken]
         return CSR(indptr, self.indices[taken], (len(rows), self.shape[1]), weights)
+
+    def between(self, start: int, stop: int) -> CSR:
+        """Return the rows start .. stop - 1. Columns are not copied: of a stored matrix, only these rows are read."""
+        indptr = self.indptr[start : stop + 1]
+        entries = slice(indptr[0], indptr[-1])
+        weights = None if self.weights is None else self.weights[entries]
+        return CSR(indptr - indptr[0], self.indices[entries], (stop - start, self.shape[1]), weights)
 
     def union(self, other: CSR) -> CSR:
         """Return the interactions of both matrices. They must be disjoint, as the parts of a split are."""

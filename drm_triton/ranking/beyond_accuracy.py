@@ -20,7 +20,7 @@ Of all lists together:
 The cosine with an item without training interactions is 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,20 +73,18 @@ def list_metrics(top: NDArray[np.int32], train: CSR, ks: Sequence[int]) -> dict[
     return found
 
 
-def exposure_metrics(top: NDArray[np.int32], n_items: int, ks: Sequence[int]) -> dict[str, float]:
-    """Compute the metrics of all lists together, from `top` as in `list_metrics`.
+def exposure_metrics(exposure: Mapping[int, NDArray[np.int64]]) -> dict[str, float]:
+    """Compute the metrics of all lists together, from the counts c [N] at each cut-off.
 
     Examples
     --------
-    >>> exposure_metrics(np.array([[0, 1], [0, 2]], dtype=np.int32), 4, [2])
+    >>> exposure_metrics({2: np.array([2, 1, 1, 0])})
     {'gini@2': 0.375, 'entropy@2': 1.5}
     """
     found = {}
-    for k in ks:
-        items = top[:, :k]
-        exposure = np.bincount(items[items >= 0], minlength=n_items)
-        found[f"gini@{k}"] = gini(exposure)
-        found[f"entropy@{k}"] = entropy(exposure)
+    for k, counts in exposure.items():
+        found[f"gini@{k}"] = gini(counts)
+        found[f"entropy@{k}"] = entropy(counts)
     return found
 
 

@@ -45,6 +45,24 @@ class Evaluation:
     left_out: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of some users: all that `average` needs of them.
+
+    Attributes
+    ----------
+    per_user : frame of numbers, see `Evaluation`; it may have no rows
+    exposure : from each cut-off K to int64 [N], the number of users with an item in their top K
+    left_out : number of users that were not evaluated, by reason
+    beyond_accuracy : whether the metrics beyond accuracy were asked for
+    """
+
+    per_user: pl.DataFrame
+    exposure: dict[int, NDArray[np.int64]]
+    left_out: dict[str, int]
+    beyond_accuracy: bool = False
+
+
 def evaluate(
     rank: Ranker,
     seen: CSR,
@@ -70,50 +88,100 @@ def evaluate(
     -------
     Evaluation
     """
+    everyone = range(held_out.shape[0])
+    return average([evaluate_users(rank, seen, held_out, everyone, ks, min_train, progress, beyond_accuracy)])
+
+
+def evaluate_users(
+    rank: Ranker,
+    seen: CSR,
+    held_out: CSR,
+    users: range,
+    ks: Sequence[int] = CUT_OFFS,
+    min_train: int = MIN_TRAIN,
+    progress: Callable[[int, int], None] | None = None,
+    beyond_accuracy: bool = False,
+) -> Measured:
+    """Evaluate a range of consecutive users, a shard of an evaluation.
+
+    Of `seen` and `held_out`, only the rows of these users are read, except for the metrics beyond accuracy. The metrics
+    of a user do not depend on the other users of the range.
+
+    Parameters
+    ----------
+    users : rows of `seen` and `held_out`, ascending by 1
+    rank, seen, held_out, ks, min_train, progress, beyond_accuracy : see `evaluate`
+    """
     if not ks or min(ks) < 1:
         raise InputError(f"evaluate: the cut-offs `ks` must be at least 1, got {list(ks)}")
     ks = list(dict.fromkeys(ks))
-    n_train, n_held_out = seen.degrees(), held_out.degrees()
-    users = measurable(seen, held_out, min_train)
-    if len(users) == 0:
-        raise InputError(
-            f"evaluate: no user has both held-out items and at least {min_train} training interactions; "
-            "prepare the data with a split that holds out some interactions"
-        )
-    n_items = held_out.shape[1]
-    recommended = {k: np.zeros(n_items, dtype=bool) for k in ks}
-    columns: dict[str, list[NDArray[np.float64]]] = {}
-    lists: list[NDArray[np.int32]] = []
-    for start in range(0, len(users), QUERIES_PER_BLOCK):
-        block = users[start : start + QUERIES_PER_BLOCK]
-        items = rank(block, seen.take(block), max(ks))
-        hits = membership(items, held_out.take(block))
+    own_seen, own_held_out = seen.between(users.start, users.stop), held_out.between(users.start, users.stop)
+    n_train, n_held_out, n_items = own_seen.degrees(), own_held_out.degrees(), held_out.shape[1]
+    chosen = measurable(own_seen, own_held_out, min_train)
+    exposure = {k: np.zeros(n_items, dtype=np.int64) for k in ks}
+    nobody = np.zeros((0, max(ks)), dtype=np.int32)  # a range without measurable users has all columns, too
+    columns = {name: [values] for name, values in _accuracy(nobody >= 0, n_held_out[:0], ks).items()}
+    lists = [nobody]
+    for start in range(0, len(chosen), QUERIES_PER_BLOCK):
+        block = chosen[start : start + QUERIES_PER_BLOCK]
+        items = rank(users.start + block, own_seen.take(block), max(ks))
+        hits = membership(items, own_held_out.take(block))
         if beyond_accuracy:
             lists.append(items)
-        for k in ks:
+        for k, counts in exposure.items():
             top = items[:, :k]
-            recommended[k][top[top >= 0]] = True
-            for name, values in ranking_metrics(hits, n_held_out[block], k).items():
-                columns.setdefault(f"{name}@{k}", []).append(values)
+            counts += np.bincount(top[top >= 0], minlength=n_items)
+        for name, values in _accuracy(hits, n_held_out[block], ks).items():
+            columns[name].append(values)
         if progress is not None:
-            progress(min(start + QUERIES_PER_BLOCK, len(users)), len(users))
-    per_user = {name: np.concatenate(blocks) for name, blocks in columns.items()}
-    exposure = {}
+            progress(min(start + QUERIES_PER_BLOCK, len(chosen)), len(chosen))
+    metrics = {name: np.concatenate(blocks) for name, blocks in columns.items()}
     if beyond_accuracy:
-        from drm_triton.ranking.beyond_accuracy import exposure_metrics, list_metrics  # compiled code, rarely needed
+        from drm_triton.ranking.beyond_accuracy import list_metrics  # compiled code, rarely needed
 
-        per_user |= list_metrics(np.concatenate(lists), seen, ks)
-        exposure = exposure_metrics(np.concatenate(lists), n_items, ks)
-    means = {name: float(values.mean()) for name, values in per_user.items()}
-    means.update({f"coverage@{k}": float(recommended[k].mean()) for k in ks})
-    means.update(exposure)
-    frame = pl.DataFrame({"user": users, "n_train": n_train[users], "n_held_out": n_held_out[users], **per_user})
+        metrics |= list_metrics(np.concatenate(lists), seen, ks)
+    facts = {"user": users.start + chosen, "n_train": n_train[chosen], "n_held_out": n_held_out[chosen]}
     without = n_held_out == 0
     left_out = {
         "without held-out items": int(without.sum()),
         f"with fewer than {min_train} training items": int((~without & (n_train < min_train)).sum()),
     }
-    return Evaluation(means, frame, {reason: count for reason, count in left_out.items() if count})
+    return Measured(pl.DataFrame(facts | metrics), exposure, left_out, beyond_accuracy)
+
+
+def average(parts: Sequence[Measured]) -> Evaluation:
+    """Join what was measured of consecutive ranges of users, in their order, and average over all users.
+
+    The result is the same, bit for bit, for any number of ranges: means are taken of the values of all users at once,
+    and the rest are whole numbers.
+
+    Parameters
+    ----------
+    parts : results of `evaluate_users` with the same options; at least one
+    """
+    per_user = pl.concat([part.per_user for part in parts])
+    left_out = {reason: sum(part.left_out[reason] for part in parts) for reason in parts[0].left_out}
+    if not len(per_user):
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        raise InputError(
+            f"evaluate: no user has both held-out items and enough training interactions (users {counts}); prepare the "
+            "data with a split that holds out some interactions"
+        )
+    exposure = {k: np.sum([part.exposure[k] for part in parts], axis=0) for k in parts[0].exposure}
+    means = {name: float(per_user[name].to_numpy().mean()) for name in per_user.columns if "@" in name}
+    means |= {f"coverage@{k}": float((counts > 0).mean()) for k, counts in exposure.items()}
+    if parts[0].beyond_accuracy:
+        from drm_triton.ranking.beyond_accuracy import exposure_metrics
+
+        means |= exposure_metrics(exposure)
+    return Evaluation(means, per_user, {reason: count for reason, count in left_out.items() if count})
+
+
+def _accuracy(
+    hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], ks: Sequence[int]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the ranking metrics of some users at each cut-off, under names such as ndcg@10."""
+    return {f"{name}@{k}": values for k in ks for name, values in ranking_metrics(hits, n_relevant, k).items()}
 
 
 def measurable(seen: CSR, held_out: CSR, min_train: int = MIN_TRAIN) -> NDArray[np.int64]:

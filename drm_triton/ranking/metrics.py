@@ -47,7 +47,8 @@ def ranking_metrics(hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], k: i
     return {
         "precision": n_hits / k,
         "recall": n_hits / n_relevant,
-        "ndcg": hits @ discount / ideal[attainable],
+        # no matrix product: BLAS would round a user's sum by the number of users
+        "ndcg": np.where(hits, discount, 0.0).sum(1) / ideal[attainable],
         "map": summed_precision / attainable,
         "map_k": summed_precision / k,
         "hit": (n_hits > 0).astype(np.float64),

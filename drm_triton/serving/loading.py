@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def _stamp(path: Path) -> dict[str, tuple[int, int, int]]:
     found = {}
     for folder, _, names in os.walk(checkpoint_directory(path), followlinks=True):
         for name in names:
-            state = os.stat(os.path.join(folder, name))
-            found[os.path.join(folder, name)] = (state.st_ino, state.st_size, state.st_mtime_ns)
+            with suppress(FileNotFoundError):  # a training removes files that are no longer needed
+                state = os.stat(os.path.join(folder, name))
+                found[os.path.join(folder, name)] = (state.st_ino, state.st_size, state.st_mtime_ns)
     return found

@@ -69,7 +69,7 @@ class Run:
             (folder / "best").mkdir()
             if start is not None and start.state is not None:
                 _write_state(folder / "last" / checkpoint.FILE, config.resolved(), start.state)
-            shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=_link_or_copy)
+            shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=atomic.link_or_copy)
             atomic.write_text(folder / "env.json", json.dumps(described, indent=2) + "\n")
             atomic.write_text(folder / "config.toml", config.resolved().to_toml())
         return cls(path, config, [], Lock(path, "run"))
@@ -107,6 +107,8 @@ class Run:
     ) -> tuple["Run", Stored | None]:
         for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
             left.unlink()  # from a process that was killed while writing
+        for which in ("last", "best"):
+            checkpoint.remove_leftovers(path / which / checkpoint.FILE)
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, [], lock), None
         tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
@@ -322,10 +324,3 @@ def csv_text(records: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)

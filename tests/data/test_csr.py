@@ -41,6 +41,18 @@ def test_take_and_union(matrix: CSR) -> None:
     assert matrix.union(other).to_scipy().toarray().tolist() == (DENSE + other.to_scipy().toarray()).tolist()
 
 
+def test_rows_between_two_share_memory(matrix: CSR) -> None:
+    for start, stop in ((0, 3), (1, 3), (2, 3), (1, 1), (3, 3)):
+        part = matrix.between(start, stop)
+        assert part.shape == (stop - start, 4)
+        assert part.to_scipy().toarray().tolist() == DENSE[start:stop].tolist()
+    assert np.shares_memory(matrix.between(1, 3).indices, matrix.indices)
+    weighted = CSR(matrix.indptr, matrix.indices, matrix.shape, np.array([1, 2, 3, 4], dtype=np.float32))
+    weights = weighted.between(1, 3).weights
+    assert weights is not None
+    assert weights.tolist() == [3, 4]
+
+
 def test_tensors_share_memory_and_do_not_warn_of_read_only_arrays(matrix: CSR) -> None:
     matrix.indices.flags.writeable = False
     with warnings.catch_warnings():

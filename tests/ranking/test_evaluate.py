@@ -1,5 +1,7 @@
 """Evaluation through the top-K kernel, against a plain ranking of the dense score matrix."""
 
+import itertools
+
 import numpy as np
 import polars as pl
 import pytest
@@ -11,7 +13,15 @@ from drm_triton.data.dataset import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels import get_backend
 from drm_triton.names import Score
-from drm_triton.ranking.evaluate import by_activity, evaluate, factor_ranker, membership, popularity_ranker
+from drm_triton.ranking.evaluate import (
+    average,
+    by_activity,
+    evaluate,
+    evaluate_users,
+    factor_ranker,
+    membership,
+    popularity_ranker,
+)
 from drm_triton.ranking.metrics import ranking_metrics
 
 CPU = get_backend("cpu")
@@ -73,6 +83,38 @@ def test_users_without_held_out_items_or_with_little_training_are_left_out() -> 
         evaluate(popularity_ranker(seen), seen, CSR.empty((3, 10)), (10,))
     with pytest.raises(InputError, match="cut-offs `ks` must be at least 1"):
         evaluate(popularity_ranker(seen), seen, held_out, (0,))
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7, 211, 300])  # the last: more shards than users
+def test_any_number_of_shards_gives_the_same_bits(shards: int) -> None:
+    seen, held_out = random_split(4, users=211)
+    U, V = random_factors(4, users=211)
+    rank, options = factor_ranker(CPU, U, V, "dot", seen), {"ks": (3, 10, 47), "beyond_accuracy": True}
+    whole = evaluate(rank, seen, held_out, min_train=10, **options)
+    bounds = np.arange(shards + 1) * 211 // shards
+    ranges = [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+    parts = [evaluate_users(rank, seen, held_out, users, min_train=10, **options) for users in ranges]
+    joined = average(parts)
+    assert joined.means == whole.means
+    assert joined.per_user.equals(whole.per_user)
+    assert joined.left_out == whole.left_out != {}
+
+
+def test_a_shard_reads_the_rows_of_its_users_only() -> None:
+    seen, held_out = random_split(5)
+    U, V = random_factors(5)
+    rank = factor_ranker(CPU, U, V, "dot")
+    expected = evaluate_users(rank, seen, held_out, range(10, 20))
+
+    def damaged_elsewhere(matrix: CSR) -> CSR:
+        indices = np.full_like(matrix.indices, 10**9)
+        own = slice(matrix.indptr[10], matrix.indptr[20])
+        indices[own] = matrix.indices[own]
+        return CSR(matrix.indptr, indices, matrix.shape)
+
+    found = evaluate_users(rank, damaged_elsewhere(seen), damaged_elsewhere(held_out), range(10, 20))
+    assert found.per_user.equals(expected.per_user)
+    assert found.per_user["user"].is_between(10, 19).all()
 
 
 def test_popularity_ranks_by_count_and_skips_the_seen() -> None:
