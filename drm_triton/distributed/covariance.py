@@ -6,8 +6,6 @@ never divided among ranks. So the rounding is the same with any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -32,10 +30,11 @@ def shard_gradients(
     leaves = [
         table[leaf] for table, division in zip(tables, divisions, strict=True) for leaf in division.leaves(world.rank)
     ]
+    zero = tables[0][:0]
     with one_torch_thread():
-        mean = _total(world, [leaf.sum(0) for leaf in leaves], tables[0][:0].sum(0)) / n_rows
+        mean = world.ordered_sum([leaf.sum(0) for leaf in leaves], zero.sum(0)) / n_rows
         centred = [leaf - mean for leaf in leaves]
-        C = _total(world, [leaf.T @ leaf for leaf in centred], tables[0][:0].T @ tables[0][:0]) / n_rows
+        C = world.ordered_sum([leaf.T @ leaf for leaf in centred], zero.T @ zero) / n_rows
         dC = gradient_of_covariance(C, n_rows, config.cov_form)
         gradients = [leaf @ dC * (2 * weight / n_rows) for leaf in centred]
     own = len(divisions[0].leaves(world.rank))
@@ -43,10 +42,3 @@ def shard_gradients(
         torch.cat([table[:0], *part]) for table, part in zip(tables, (gradients[:own], gradients[own:]), strict=True)
     )
     return dU, dV
-
-
-def _total(world: World, own: Sequence[Tensor], zero: Tensor) -> Tensor:
-    """Return the sum over the leaves of all ranks, those of a rank one after the other."""
-    most = max(int(n) for n in world.gather(torch.tensor([len(own)], device=world.device)))
-    gathered = world.gather(torch.stack([*own, *[zero] * (most - len(own))]).double())
-    return torch.stack(gathered).flatten(0, 1).cumsum(0)[-1].to(zero.dtype)

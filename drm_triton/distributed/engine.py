@@ -12,6 +12,7 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.distributed.covariance import shard_gradients
+from drm_triton.distributed.measure import gather_measured
 from drm_triton.distributed.parts import Part, parts_of, unit_of
 from drm_triton.distributed.rows import (
     Division,
@@ -21,8 +22,9 @@ from drm_triton.distributed.rows import (
     fetch,
     leaving_rows,
     leaving_terms,
+    whole_table,
 )
-from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of
+from drm_triton.distributed.sums import Subtree, TreeSum, total_of_ranks
 from drm_triton.distributed.world import World
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import (
@@ -35,6 +37,7 @@ from drm_triton.kernels.protocol import (
     row_score,
 )
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
+from drm_triton.ranking.evaluate import average, evaluate_users, factor_ranker
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.step import check_losses, objective_of, rounding, training_plan
 
@@ -88,6 +91,17 @@ class Distributed:
             return self.world.any(stop or self._wish)
         self._wish |= stop
         return self._granted
+
+    def measure(self, ks: Sequence[int]) -> dict[str, float]:
+        """Rank all items for the users of this rank; average over the users of all ranks."""
+        state, first = self.state, self._first(self.users)
+        V = whole_table(self.world, state.V)
+        rank = factor_ranker(self.backend, state.U, V, self.config.score_in_force, self.fit)
+        own = range(first, first + len(state.U))
+        measured = evaluate_users(
+            lambda users, seen, k: rank(users - first, seen, k), self.fit, self.dataset.valid, own, ks
+        )
+        return average(gather_measured(self.world, measured)).means
 
     # -- lists with sampled negatives --------------------------------------------------------------------------------
 
@@ -169,22 +183,14 @@ class Distributed:
         leaving = [[*of_users[q], torch.cat([U[:0], *(one[order[cut]] for one in sums)])] for q, cut in enumerate(cuts)]
         arrived = self.world.exchange(leaving)
         mine = items[cuts[self.world.rank]] - self._first(self.items)
-        gradient = self._sum_subtrees([tensors[2] for tensors in arrived], parts, len(mine))
+        units = [(one.first_unit, one.last_unit) for one in parts]
+        gradient = total_of_ranks([tensors[2] for tensors in arrived], units, len(mine))
         user_terms = arrived_rows([tensors[:2] for tensors in arrived], self._first(self.users))
         score = row_score(self.config.score_in_force)
         if batch.pool is None:
             self._update(GradientTerms.none(state.V), user_terms, gradient, lr, score)
         else:
             self._update(GradientTerms.of_rows(mine, gradient), user_terms, None, lr, score)
-
-    def _sum_subtrees(self, arrived: Sequence[Tensor], parts: Sequence[Part], n_rows: int) -> Tensor:
-        """Return the gradient of the rows of this rank, [n_rows, d], from the sums over the units of each rank."""
-        total = TreeSum()
-        for tensor, part in zip(arrived, parts, strict=True):
-            subtrees = subtrees_of(part.first_unit, part.last_unit)
-            for (level, index), one in zip(subtrees, tensor.reshape(len(subtrees), n_rows, -1), strict=True):
-                total.add(Subtree(level, index, one))
-        return total.total()
 
     # -- both --------------------------------------------------------------------------------------------------------
 

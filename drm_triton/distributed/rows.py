@@ -138,3 +138,8 @@ def arrived_rows(parts: Sequence[Sequence[Tensor]], first_row: int) -> GradientT
     """Return the gradients of rows that ranks have sent, in their order."""
     rows, gradients = (torch.cat([part[number] for part in parts]) for number in (0, 1))
     return GradientTerms.of_rows(rows - first_row, gradients)
+
+
+def whole_table(world: World, own: Tensor) -> Tensor:
+    """Return a table of which each rank holds some rows, [R, d] of this one."""
+    return torch.cat([part[0] for part in world.exchange([[own]] * world.size)])

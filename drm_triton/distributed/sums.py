@@ -9,6 +9,7 @@ A rank has consecutive leaves. It adds up the whole subtrees that it has, and wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -72,3 +73,18 @@ def subtrees_of(start: int, stop: int) -> list[tuple[int, int]]:
         found.append((level, start >> level))
         start += 1 << level
     return found
+
+
+def total_of_ranks(arrived: Sequence[Tensor], leaves: Sequence[tuple[int, int]], n_rows: int) -> Tensor:
+    """Return the sum of the leaves of all ranks, [n_rows, d].
+
+    Parameters
+    ----------
+    arrived : from each rank, its `subtrees` of rows [n_rows, d], one after the other
+    leaves : the leaves first .. last - 1 that each rank has
+    """
+    total = TreeSum()
+    for tensor, (first, last) in zip(arrived, leaves, strict=True):
+        for number, (level, index) in enumerate(subtrees_of(first, last)):
+            total.add(Subtree(level, index, tensor[number * n_rows : (number + 1) * n_rows]))
+    return total.total()

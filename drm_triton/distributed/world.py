@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,11 @@ from torch import Tensor
 from drm_triton.errors import DrmError, InputError
 
 TIMEOUT = 300  # seconds that a rank waits for another
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")  # set by torchrun, besides MASTER_ADDR
 WORD = 4  # bytes; everything that is exchanged consists of 32-bit words
+
+
+T = TypeVar("T")
 
 
 class LostRankError(DrmError):
@@ -36,8 +40,10 @@ class World:
     sent : bytes that this rank has sent to others, since the start
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
-        self.rank, self.size, self.device = rank, size, device or torch.device("cpu")
+    def __init__(
+        self, rank: int = 0, size: int = 1, device: torch.device | None = None, store: dist.Store | None = None
+    ) -> None:
+        self.rank, self.size, self.device, self.store = rank, size, device or torch.device("cpu"), store
         self.sent = 0
 
     @classmethod
@@ -50,25 +56,39 @@ class World:
         timeout : seconds after which a rank that does not answer is given up
         """
         try:
-            rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+            rank, size, local, port = (int(os.environ[name]) for name in ENVIRONMENT)
+            address = os.environ["MASTER_ADDR"]
         except (KeyError, ValueError) as error:
-            raise InputError(f"this process was not started by torchrun: its environment lacks {error}") from None
+            raise InputError(f"torchrun did not start this process: environment variable {error}") from None
         if device.type == "cuda":
             device = torch.device("cuda", local)
             torch.cuda.set_device(device)
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        patience = datetime.timedelta(seconds=timeout)
+        # torchrun's agent keeps the store, so that it outlives the ranks. Each attempt has its own part of it.
+        hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
-            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+            store = dist.TCPStore(address, port, None if hosts else size, is_master=hosts, timeout=patience)
+            own = dist.PrefixStore(f"drm-triton/{attempt()}", store)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience)
         except (RuntimeError, ValueError) as error:
             raise LostRankError(
-                f"rank {rank} of {size} could not reach the others within {timeout:g} s: {error}"
+                f"rank {rank} of {size} cannot reach the others at {address}, port {port}, within {timeout:g} s "
+                f"({str(error).splitlines()[0]})"
             ) from None
-        return cls(rank, size, device)
+        return cls(rank, size, device, own)
 
     def leave(self) -> None:
         """Leave the world. The other ranks need not be alive."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def speaks(self) -> bool:
+        """Return whether this rank is the first to report an error. When one rank fails, the others soon do, too."""
+        try:
+            return self.store is None or int(self.store.add("errors", 1)) == 1
+        except RuntimeError:  # the store is gone with its host
+            return True
 
     @property
     def first(self) -> bool:
@@ -139,6 +159,12 @@ class World:
         gathered = self.gather(padded)
         return [json.loads(bytes(one[:n].cpu().tolist())) for one, n in zip(gathered, lengths, strict=True)]
 
+    def ordered_sum(self, own: Sequence[Tensor], zero: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks, one after the other. `zero` is like one of them."""
+        most = max(int(n) for n in self.gather(torch.tensor([len(own)], device=self.device)))
+        gathered = self.gather(torch.stack([*own, *[zero] * (most - len(own))]).double())
+        return torch.stack(gathered).flatten(0, 1).cumsum(0)[-1].to(zero.dtype)
+
     def any(self, flag: bool) -> bool:
         """Return whether the flag of any rank is set."""
         return any(bool(one) for one in self.gather(torch.tensor([int(flag)], device=self.device)))
@@ -163,7 +189,27 @@ class World:
                 "run can be resumed from its last checkpoint"
             ) from None
 
+    def together(self, action: Callable[[], T]) -> T:
+        """Call a function on this rank; raise on all ranks if it raises on any. Return its result."""
+        result, error = None, None
+        try:
+            result = action()
+        except (DrmError, OSError) as caught:
+            error = caught
+        heard = self.gather_objects(None if error is None else str(error))
+        if error is not None:
+            raise error
+        for rank, text in enumerate(heard):
+            if text is not None:
+                raise DrmError(f"rank {rank}: {text}")
+        return cast("T", result)
+
 
 def launched() -> bool:
     """Return whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def attempt() -> int:
+    """Return how often torchrun has restarted the ranks."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

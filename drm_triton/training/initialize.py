@@ -34,11 +34,24 @@ def initial_factors(config: TrainConfig, train: CSR, device: torch.device = CPU)
     if config.init == "spectral":
         U, V = spectral(train, config.factors, config.seed, device)
         return U, V, 1.0  # the first step is lr * gradient, not lr * sign(gradient): these rows are good already
-    rng = np.random.Generator(np.random.Philox(config.seed))
-    U, V = (torch.from_numpy(rng.standard_normal((n, config.factors), dtype=np.float32)) for n in train.shape)
-    for X in (U, V):
-        X *= NORMAL_SCALE / config.factors**0.5
+    U, V = normal_rows(config, train.shape, (slice(None), slice(None)))
     return U.to(device), V.to(device), 0.0
+
+
+def normal_rows(config: TrainConfig, shape: tuple[int, int], rows: tuple[slice, slice]) -> tuple[Tensor, Tensor]:
+    """Return some rows of U and some of V, of small normal values. `shape` has the numbers of rows of the tables."""
+    rng, d = np.random.Generator(np.random.Philox(config.seed)), config.factors
+    tables = []
+    for n, wanted in zip(shape, rows, strict=True):
+        own = range(n)[wanted]
+        table = torch.empty(len(own), d)
+        for start in range(0, n, BLOCK_ROWS):  # all rows are drawn, but few of the others are held
+            block = torch.from_numpy(rng.standard_normal((min(BLOCK_ROWS, n - start), d), dtype=np.float32))
+            first, last = max(own.start, start), min(own.stop, start + len(block))
+            if first < last:
+                table[first - own.start : last - own.start] = block[first - start : last - start]
+        tables.append(table.mul_(NORMAL_SCALE / d**0.5))
+    return tables[0], tables[1]
 
 
 def spectral(train: CSR, d: int, seed: int, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
@@ -52,19 +65,25 @@ def spectral(train: CSR, d: int, seed: int, device: torch.device = CPU) -> tuple
     """
     with one_torch_thread():
         B, Y, S, W = _subspace(train, d, seed, device, POWER_ITERATIONS)
-        root = S.sqrt()
-        inverse = torch.where(_within_rank(S), 1 / root, 0)
-        _times(B, W * inverse)
-        _times(Y, W * torch.where(inverse > 0, root, 0))
-    return _on_sphere(B, d), _on_sphere(Y, d)
+        of_users, of_items = halves(S, W)
+        times(B, of_users)
+        times(Y, of_items)
+    return on_sphere(B, d), on_sphere(Y, d)
+
+
+def halves(S: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the matrices that turn B into P S^1/2 and Y into Q S^1/2, see `_subspace`."""
+    root = S.sqrt()
+    inverse = torch.where(within_rank(S), 1 / root, 0)
+    return W * inverse, W * torch.where(inverse > 0, root, 0)
 
 
 def right_singular_vectors(train: CSR, d: int, seed: int, device: torch.device = CPU) -> Tensor:
     """Return the d leading right singular vectors Q of A, see `spectral`, or as many as its rank: float32 [N, d]."""
     with one_torch_thread():
         _, Y, S, W = _subspace(train, d, seed, device, MORE_ITERATIONS)
-        _times(Y, W)
-    return Y[:, : min(d, int(_within_rank(S).sum()))].contiguous()
+        times(Y, W)
+    return Y[:, : min(d, int(within_rank(S).sum()))].contiguous()
 
 
 def _subspace(
@@ -72,8 +91,8 @@ def _subspace(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return B [M, r], Y [N, r], S [r] and W [r, r] with A = B Y^T = P S Q^T, P S = B W and Q = Y W, approximately."""
     R = train.to_scipy(np.bool_)
-    by_user, by_item = _rows(R, device), _rows(R.T.tocsr(), device)
-    user_weight, item_weight = _inverse_sqrt(train.degrees(), device), _inverse_sqrt(train.popularity(), device)
+    by_user, by_item = rows_of(R, device), rows_of(R.T.tocsr(), device)
+    user_weight, item_weight = inverse_sqrt(train.degrees(), device), inverse_sqrt(train.popularity(), device)
     rank = min(d + OVERSAMPLING, *R.shape)
     rng = np.random.Generator(np.random.Philox(seed))
     Y = torch.from_numpy(rng.standard_normal((R.shape[1], rank), dtype=np.float32)).to(device)
@@ -90,7 +109,7 @@ def _subspace(
     return B, Y, squares.flip(0).clamp(min=0).sqrt(), W.flip(1)  # largest first
 
 
-def _within_rank(S: Tensor) -> Tensor:
+def within_rank(S: Tensor) -> Tensor:
     """Return which singular values, largest first, are not rounding errors."""
     return S.div(S[0]) > 1e-5
 
@@ -103,14 +122,15 @@ class Rows(NamedTuple):
     begin: list[int]  # indptr of the first row of each block, on the host
 
 
-def _rows(matrix: scipy.sparse.csr_matrix, device: torch.device) -> Rows:
-    """Return a matrix in the form that `_product` takes."""
+def rows_of(matrix: scipy.sparse.csr_matrix, device: torch.device) -> Rows:
+    """Return a matrix in the form that `row_sums` takes."""
     indptr, indices = CSR(matrix.indptr, matrix.indices, matrix.shape).tensors("cpu")  # they may be read-only
     begin = [*indptr[:-1:BLOCK_ROWS].tolist(), len(indices)]
     return Rows(indptr.to(device), indices.to(indptr.dtype).to(device), begin)
 
 
-def _inverse_sqrt(degree: np.ndarray, device: torch.device) -> Tensor:
+def inverse_sqrt(degree: np.ndarray, device: torch.device) -> Tensor:
+    """Return degree^-1/2 of rows, 1 for rows without interactions: float32."""
     return torch.from_numpy(1 / np.sqrt(np.maximum(degree, 1), dtype=np.float32)).to(device)
 
 
@@ -127,6 +147,11 @@ def for_blocks(function: Callable[[slice], object], starts: Iterable[int], X: Te
 def _product(R: Rows, left: Tensor, right: Tensor, Y: Tensor) -> Tensor:
     """Return diag(left) R diag(right) Y. Y becomes diag(right) Y."""
     Y *= right[:, None]
+    return row_sums(R, left, Y)
+
+
+def row_sums(R: Rows, left: Tensor, Y: Tensor) -> Tensor:
+    """Return diag(left) R Y."""
     X = Y.new_empty(len(left), Y.shape[1])
 
     def of_rows(rows: slice) -> None:
@@ -164,7 +189,7 @@ def _eigenvectors(X: Tensor) -> tuple[Tensor, Tensor]:
     return squares.to(X.device), W.to(X.device)
 
 
-def _times(X: Tensor, W: Tensor) -> None:
+def times(X: Tensor, W: Tensor) -> None:
     """Multiply a table by a small matrix from the right, in place."""
     W = W.to(X.dtype)
     for_blocks(lambda rows: X[rows].copy_(X[rows] @ W), range(0, len(X), BLOCK_ROWS), X)
@@ -173,11 +198,15 @@ def _times(X: Tensor, W: Tensor) -> None:
 def _orthonormalise(X: Tensor) -> None:
     """Replace the columns by an orthonormal basis of their span, in place. Surplus columns become 0."""
     for _ in range(2):  # the second pass corrects the rounding errors of the first
-        squares, W = _eigenvectors(X)
-        _times(X, W * torch.where(squares > 1e-10 * squares[-1], squares.clamp(min=1e-300).rsqrt(), 0))
+        times(X, whitening(*_eigenvectors(X)))
 
 
-def _on_sphere(X: Tensor, d: int) -> Tensor:
+def whitening(squares: Tensor, W: Tensor) -> Tensor:
+    """Return the matrix that makes the columns of X orthonormal, from eigenvalues and eigenvectors of X^T X."""
+    return W * torch.where(squares > 1e-10 * squares[-1], squares.clamp(min=1e-300).rsqrt(), 0)
+
+
+def on_sphere(X: Tensor, d: int) -> Tensor:
     """Return the first d columns, padded with zeros, with rows scaled to one norm. Zero rows stay zero."""
     X = torch.nn.functional.pad(X[:, :d], (0, max(0, d - X.shape[1])))
     return X.mul_(SPECTRAL_NORM / X.norm(dim=1, keepdim=True).clamp(min=1e-30))

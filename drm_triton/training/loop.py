@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from drm_triton.base_config import Config
@@ -93,7 +94,11 @@ def finish_epoch(
 
 def initial_state(config: TrainConfig, fit: CSR, device: torch.device) -> State:
     """Return the state before the first step, on a device."""
-    U, V, accumulator = initial_factors(config, fit, device)
+    return state_of(config, *initial_factors(config, fit, device))
+
+
+def state_of(config: TrainConfig, U: Tensor, V: Tensor, accumulator: float) -> State:
+    """Return the state before the first step, from initial factors and the initial value of Adagrad's sums."""
     if config.score_in_force == "cosine":  # rows without interactions stay zero
         U, V = normalize(U), normalize(V)
     if config.precision == "bfloat16":  # to nearest; the type of the tables is up to the backend

@@ -55,14 +55,16 @@ class Run:
         fit: CSR,
         overwrite: bool = False,
         start: WarmStart | None = None,
+        more: dict[str, Any] | None = None,
     ) -> "Run":
         """Create a run directory. A directory that is not empty is refused, unless it is a run to `overwrite`.
 
-        The start of an update is stored as the first checkpoint, so that the run resumes without the old model.
+        The start of an update is stored as the first checkpoint, so that the run resumes without the old model. `more`
+        goes to env.json.
         """
         dataset.verify()  # its checksum is recorded
         path = Path(path) if overwrite and Path(path).is_dir() else new_directory(path)
-        described = environment(config, dataset) | ({} if start is None else {"from": start.origin})
+        described = environment(config, dataset) | ({} if start is None else {"from": start.origin}) | (more or {})
         marker = MARKER if overwrite else None  # without a marker, only an empty directory is replaced
         with atomic.directory(path, True, marker, last="config.toml") as folder:
             interactions_only(dataset, fit, config.fit_parts).save(folder / "last" / "data")
@@ -75,10 +77,13 @@ class Run:
         return cls(path, config, [], Lock(path, "run"))
 
     @classmethod
-    def open(cls, path: str | Path, dataset: Dataset, config: Config) -> tuple["Run", Stored | None]:
+    def open(
+        cls, path: str | Path, dataset: Dataset, config: Config, rows: dict[str, slice] | None = None
+    ) -> tuple["Run", Stored | None]:
         """Open a run and read its last checkpoint: tensors and counters, or None if it stopped before the first one.
 
-        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml.
+        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml. Of the tensors,
+        `rows` are read if they are given, see `checkpoint.read_rows`.
         """
         path = Path(path)
         stored = type(config).from_toml(existing(path) / "config.toml").resolved()
@@ -96,14 +101,14 @@ class Run:
         try:
             if changed:
                 atomic.write_text(path / "config.toml", config.to_toml())
-            return cls._of_last_checkpoint(path, config, changed, lock)
+            return cls._of_last_checkpoint(path, config, changed, lock, rows)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def _of_last_checkpoint(
-        cls, path: Path, config: Config, changed: Sequence[str], lock: Lock
+        cls, path: Path, config: Config, changed: Sequence[str], lock: Lock, rows: dict[str, slice] | None
     ) -> tuple["Run", Stored | None]:
         for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
             left.unlink()  # from a process that was killed while writing
@@ -111,8 +116,7 @@ class Run:
             checkpoint.remove_leftovers(path / which / checkpoint.FILE)
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, [], lock), None
-        tensors, metadata = checkpoint.read_tensors(path / "last" / checkpoint.FILE)
-        counters = checked_counters(metadata.get("training"), path / "last" / checkpoint.FILE)
+        tensors, counters = last_checkpoint(path, rows)
         if counters.get("first_epoch") and config.epochs_matter and "stop_after" in changed:
             raise InputError(
                 f"{path}: a resumed update cannot change `stop_after`: the linear schedule of the learning rate "
@@ -155,9 +159,20 @@ class Run:
         )
 
 
+def last_checkpoint(path: Path, rows: dict[str, slice] | None = None) -> Stored:
+    """Read the last checkpoint of a run, all of it or some rows."""
+    file = path / "last" / checkpoint.FILE
+    tensors, metadata = checkpoint.read_tensors(file) if rows is None else checkpoint.read_rows(file, rows)
+    return tensors, checked_counters(metadata.get("training"), file)
+
+
 def _write_state(path: Path, config: Config, state: Progress, also: Path | None = None) -> None:
-    metadata = {"model": config.model, "config": config.to_dict(), "training": state.counters()}
-    checkpoint.write_tensors(path, state.tensors(), metadata, also)
+    checkpoint.write_tensors(path, state.tensors(), described_state(config, state), also)
+
+
+def described_state(config: Config, state: Progress) -> dict[str, Any]:
+    """Return the metadata of a checkpoint."""
+    return {"model": config.model, "config": config.to_dict(), "training": state.counters()}
 
 
 def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("train",)) -> Dataset:
