@@ -17,6 +17,7 @@ import typer
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter, first_word, wrapped
 from drm_triton.cli.options import config_options, given, option
+from drm_triton.cli.together import is_first, launch, launched, share_cores, train_together
 from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
 from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS, LogTo
@@ -56,6 +57,16 @@ def train(
         bool,
         option("Print the configuration, the memory estimate and the sizes of the data, and exit.", FILES, "--dry-run"),
     ] = False,
+    devices: Annotated[
+        int | None,
+        option(
+            "Number of processes on this machine that train together, each on its GPU, or on its share of the cores.",
+            FILES,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, option("Seconds that processes that train together wait for each other. [300]", FILES)
+    ] = 300,
     log: Annotated[LogTo | None, option("Also log each epoch to this service.", FILES)] = None,
     quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,
@@ -75,12 +86,22 @@ def train(
 
       drm-triton train data/ratings-new --from runs/l2 --out runs/l2-new
 
+      drm-triton train melon --devices 4
+
+      torchrun --nproc-per-node 4 -m drm_triton train melon --out runs/melon
+
     At Ctrl-C and at SIGTERM, training is saved and stops with exit code 130 or 143.
     """
-    reporter = FlagReporter(quiet=quiet or as_json or dry_run)
+    if devices is not None and not launched():
+        launch(devices)
+    if launched():
+        share_cores()
+    reporter = FlagReporter(quiet=quiet or as_json or dry_run or not is_first())
     if from_run is not None:
         if config is not None or resume is not None:
             raise InputError("`from_run` uses the options of the run; leave out `config` and `resume`")
+        if launched():
+            raise InputError("`from_run` works in one process; leave out `devices` and torchrun")
         name = complete.required_dataset(dataset, dataset_option)
         _update(from_run, name, model, run, overwrite, given(options), dry_run, reporter, as_json, log)
         return
@@ -94,6 +115,9 @@ def train(
         untrained = model_class(settings.model)(settings)
     if dry_run:
         _print_plan(data, untrained, as_json)
+        return
+    if launched():
+        train_together(untrained, data, place, resume is not None, reporter, overwrite, timeout, as_json, log)
         return
     show_training(
         lambda callbacks, on_batch: untrained.fit(
@@ -304,6 +328,8 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and launched() and number == signal.SIGTERM:
+            return  # torchrun has been told to stop, too, and tells its processes
         if self.signal:
             sys.exit(128 + number)
         self.signal = number

@@ -205,11 +205,6 @@ class World:
         return cast("T", result)
 
 
-def launched() -> bool:
-    """Return whether torchrun has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def attempt() -> int:
     """Return how often torchrun has restarted the ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
