@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -37,6 +37,7 @@ from drm_triton.kernels.protocol import (
     row_score,
 )
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
+from drm_triton.names import Score
 from drm_triton.ranking.evaluate import average, evaluate_users, factor_ranker
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.step import check_losses, objective_of, rounding, training_plan
@@ -142,7 +143,7 @@ class Distributed:
         self._update(item_terms, user_terms, None, lr, self.config.score_in_force)
 
     @cached_property
-    def _distinct_items(self):  # type: ignore[no-untyped-def]
+    def _distinct_items(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """The function that finds the distinct items of a batch."""
         if self.backend.name == "cpu":
             from drm_triton.kernels.cpu.distinct import Distinct
@@ -198,7 +199,7 @@ class Distributed:
         return division.bounds[self.world.rank]
 
     def _update(
-        self, item_terms: GradientTerms, user_terms: GradientTerms, dV: Tensor | None, lr: float, score: str
+        self, item_terms: GradientTerms, user_terms: GradientTerms, dV: Tensor | None, lr: float, score: Score
     ) -> None:
         """Take the step of the rows that this rank holds."""
         state = self.state

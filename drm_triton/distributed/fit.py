@@ -114,7 +114,7 @@ def fit(
             state = state.to(world.device, table_type(config.precision, backend.name))
             engine = Distributed(world, state, users, items, config, dataset, parts, backend)
             keeper = Keeper(world, run, config, opened, rows)
-            followers = [display.epoch_end, *callbacks, keeper]
+            followers: list[EpochCallback] = [display.epoch_end, *callbacks, keeper]
             train(state, config, dataset, engine, followers, display.batches(on_batch))
             if state.position:  # stopped within an epoch
                 world.together(lambda: check_factors(state, config))

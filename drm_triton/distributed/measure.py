@@ -17,10 +17,9 @@ def gather_measured(world: World, own: Measured) -> list[Measured]:
     words = torch.from_numpy(numbers).view(torch.int32).to(world.device)  # [users, 2 * columns]
     tables = [part[0].cpu().contiguous().view(torch.float64).numpy() for part in world.exchange([[words]] * world.size)]
     exposures = world.gather(torch.from_numpy(np.stack([*own.exposure.values()])).to(world.device))
-    schema = own.per_user.schema
     return [
         Measured(
-            pl.DataFrame(table, columns, orient="row").cast(dict(schema)),
+            pl.DataFrame(table, columns, orient="row").cast(own.per_user.schema),
             dict(zip(own.exposure, exposure.cpu().numpy(), strict=True)),
             left_out,
             own.beyond_accuracy,

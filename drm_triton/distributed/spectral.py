@@ -49,9 +49,9 @@ class _Spectral:
         parts = [own.between(leaf.start, leaf.stop).to_scipy(np.bool_) for leaf in self.leaves]
         self.by_user = [rows_of(part, world.device) for part in parts]
         self.by_item = [rows_of(part.T.tocsr(), world.device) for part in parts]
-        popularity = sum(world.gather(torch.from_numpy(own.popularity()).to(world.device)))
+        popularity = torch.stack(world.gather(torch.from_numpy(own.popularity()).to(world.device))).sum(0)
         self.user_weight = inverse_sqrt(own.degrees(), world.device)
-        self.item_weight = inverse_sqrt(np.asarray(popularity.cpu()), world.device)
+        self.item_weight = inverse_sqrt(popularity.cpu().numpy(), world.device)
 
     def rows(self, d: int, seed: int) -> tuple[Tensor, Tensor]:
         n_users, n_items = self.users.n_rows, self.items.n_rows

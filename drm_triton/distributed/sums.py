@@ -16,10 +16,10 @@ from torch import Tensor
 
 
 class Subtree(NamedTuple):
-    """The sum of leaves number index 2^level .. (index + 1) 2^level - 1."""
+    """The sum of leaves number place 2^level .. (place + 1) 2^level - 1."""
 
     level: int
-    index: int
+    place: int
     sum: Tensor
 
 
@@ -32,7 +32,7 @@ class TreeSum:
     >>> total = TreeSum()
     >>> for number in range(3):
     ...     total.add(Subtree(0, number, torch.tensor([2.0**number])))
-    >>> [(one.level, one.index) for one in total.subtrees], total.total()
+    >>> [(one.level, one.place) for one in total.subtrees], total.total()
     ([(1, 0), (0, 2)], tensor([7.]))
     """
 
@@ -43,10 +43,10 @@ class TreeSum:
         """Add the subtree that follows those so far."""
         while self.subtrees:
             left = self.subtrees[-1]
-            if left.level != subtree.level or left.index + 1 != subtree.index or left.index % 2:
+            if left.level != subtree.level or left.place + 1 != subtree.place or left.place % 2:
                 break
             self.subtrees.pop()
-            subtree = Subtree(left.level + 1, left.index // 2, left.sum.add_(subtree.sum))
+            subtree = Subtree(left.level + 1, left.place // 2, left.sum.add_(subtree.sum))
         self.subtrees.append(subtree)
 
     def total(self) -> Tensor:
@@ -58,7 +58,7 @@ class TreeSum:
 
 
 def subtrees_of(start: int, stop: int) -> list[tuple[int, int]]:
-    """Return level and index of the subtrees that leaves start .. stop - 1 are added up to.
+    """Return level and place of the subtrees that leaves start .. stop - 1 are added up to.
 
     Examples
     --------
@@ -85,6 +85,6 @@ def total_of_ranks(arrived: Sequence[Tensor], leaves: Sequence[tuple[int, int]],
     """
     total = TreeSum()
     for tensor, (first, last) in zip(arrived, leaves, strict=True):
-        for number, (level, index) in enumerate(subtrees_of(first, last)):
-            total.add(Subtree(level, index, tensor[number * n_rows : (number + 1) * n_rows]))
+        for number, (level, place) in enumerate(subtrees_of(first, last)):
+            total.add(Subtree(level, place, tensor[number * n_rows : (number + 1) * n_rows]))
     return total.total()

@@ -96,7 +96,7 @@ class World:
         return self.rank == 0
 
     def exchange(
-        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[Sequence[int]]] | None = None
+        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Tensor]]:
         """Send parts[q], some tensors, to each rank q; return what each rank sent to this one.
 

@@ -32,7 +32,7 @@ class ThreadWorld(World):
         self.board = board
 
     def exchange(
-        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[Sequence[int]]] | None = None
+        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Tensor]]:
         heard = self.board.say(self.rank, parts)
         received = [[tensor.clone() for tensor in theirs[self.rank]] for theirs in heard]
