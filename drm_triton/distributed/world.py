@@ -6,6 +6,7 @@ and Gloo between CPUs. Every message of a training goes through `World.exchange`
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
 import os
@@ -22,6 +23,8 @@ TIMEOUT = 300  # seconds that a rank waits for another
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")  # set by torchrun, besides MASTER_ADDR
 WORD = 4  # bytes; everything that is exchanged consists of 32-bit words
 
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 
 T = TypeVar("T")
 
@@ -63,6 +66,8 @@ class World:
         if device.type == "cuda":
             device = torch.device("cuda", local)
             torch.cuda.set_device(device)
+        if device.type == "cpu":
+            keep_memory()
         patience = datetime.timedelta(seconds=timeout)
         # torchrun's agent keeps the store, so that it outlives the ranks. Each attempt has its own part of it.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -208,3 +213,17 @@ class World:
 def attempt() -> int:
     """Return how often torchrun has restarted the ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def keep_memory() -> None:
+    """Tell the allocator to keep freed memory: a step allocates what the last one has freed.
+
+    Otherwise the system hands out every page anew, which takes longer than to fill it. Other C libraries than glibc
+    have no such setting.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    for option, value in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, (1 << 31) - 1), (M_TOP_PAD, 1 << 26)):
+        mallopt(option, value)
