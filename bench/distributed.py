@@ -1,6 +1,6 @@
 """Steps of several processes: bytes against the plan, time against one process, memory; and over a slow network.
 
-    python -m bench.distributed [--scale 0.25] [--rounds 3] [--steps 20] [--network]
+    python -m bench.distributed [--scale 0.25] [--rounds 3] [--steps 20] [--network | --estimate]
 
 One process with all cores, and worlds of 1, 2 and 4 ranks that share the cores, take the same steps in turns, each in
 new processes. Time is the median of a step, then of the rounds. The plan counts what a rank sends in a step of lists:
@@ -15,7 +15,8 @@ whole catalogue, a rank sends f (d + 1) 4 bytes for each row of the pool or cata
 sums of as many gradients.
 
 --network takes the same steps on two hosts: network namespaces of this machine (root and iproute2 are needed), with a
-link of 1 Gbit/s between them. Results: results/distributed.json and .md.
+link of 1 Gbit/s between them. --estimate prints the table of estimates for GPUs in docs/scaling.md. Results:
+results/distributed.json and .md.
 """
 
 import argparse
@@ -50,6 +51,44 @@ def planned(options: dict[str, Any], world: int, d: int = 64, eta: int = 45, sha
     items, users = lists * rho + lists / share * eta, lists
     away = (world - 1) / world
     return away * (4 * (1 + d) * (items + users) + (16 + 4 * d) * items + 4 * (1 + d) * users)
+
+
+GPU_LIST = 2.7e-9  # seconds of a list on an H100, estimated: results/gpu_counts.md
+LATENCY = {"NVLink": 25e-6, "InfiniBand": 40e-6}  # seconds of an exchange without bytes, assumed
+BANDWIDTH = {"NVLink": 450e9, "InfiniBand": 50e9}  # bytes per second and direction: H100 SXM, and 400 Gbit/s
+EXCHANGES = 6  # of a step: sizes and ids, rows, losses, sizes and terms
+
+
+def estimated(lists: int, link: str, world: int = 8, d: int = 64, n: int = 46) -> dict[str, float]:
+    """Return the parts of the estimated time of a step on GPUs, in seconds. Not measured.
+
+    On a GPU, terms are sent one by one, and the vector of a list once to each rank that needs it.
+    """
+    own, away = lists / world, (world - 1) / world
+    items, users = own * (1 + 45 / 32), own
+    rows = 4 * (1 + d) * (items + users)
+    terms = own * (16 * n + 4 * d * min(world, n)) + 4 * (1 + d) * users
+    return {
+        "kernels": own * GPU_LIST,
+        "bytes": away * (rows + terms) / BANDWIDTH[link],
+        "exchanges": EXCHANGES * LATENCY[link],
+        "MB": away * (rows + terms) / 1e6,
+    }
+
+
+def estimates() -> str:
+    """Return the table of estimates."""
+    lines = [
+        "| 8 GPUs on | lists in a step | kernels, µs | bytes on the link | exchanges | million lists a second |",
+        "|---|---|---|---|---|---|",
+    ]
+    for link in BANDWIDTH:
+        for lists in (16384, 65536, 262144):
+            parts = estimated(lists, link)
+            total = parts["kernels"] + parts["bytes"] + parts["exchanges"]
+            times = " | ".join(f"{1e6 * parts[name]:,.0f}" for name in ("kernels", "bytes", "exchanges"))
+            lines.append(f"| {link} | {lists:,} | {times} | {lists / total / 1e6:,.0f} |")
+    return "\n".join(lines) + "\n"
 
 
 def work(path: str, options: dict[str, Any], steps: int) -> None:
@@ -236,7 +275,7 @@ def report(stored: dict[str, Any]) -> str:
         f"{header['processor']}, {len(os.sched_getaffinity(0))} cores, {header['date'][:10]}, load {header['load']}. "
         f"Data: {stored['data']}. `python -m bench.distributed`.",
         "",
-        "| setting | ranks | ms per step | rate (one process: 1) | MB sent by a rank | planned, at most | MB of tables |",
+        "| setting | ranks | ms a step | rate (one process: 1) | MB sent by a rank | planned, at most | MB of tables |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in stored["rows"]:
@@ -265,11 +304,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--network", action="store_true", help="only the two hosts; keeps the other results")
+    parser.add_argument("--estimate", action="store_true", help="print estimates for GPUs, and measure nothing")
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         path, options, steps = arguments.work
         work(path, json.loads(options), int(steps))
+        return
+    if arguments.estimate:
+        print(estimates())
         return
     folder = Path("data") / f"melon-{arguments.scale}"
     if not folder.exists():

@@ -25,8 +25,8 @@ def unit_of(config: TrainConfig) -> int:
 
     Examples
     --------
-    >>> unit_of(TrainConfig()), unit_of(TrainConfig(batch_size=4096)), unit_of(TrainConfig(objective="hinge", share=48))
-    (32, 256, 48)
+    >>> unit_of(TrainConfig()), unit_of(TrainConfig(batch_size=4096)), unit_of(TrainConfig(objective="hinge", share=64))
+    (32, 256, 64)
     """
     if config.negatives_in_force == "sampled":
         return -(-LEAST_UNIT // config.share) * config.share
