@@ -12,7 +12,7 @@ from drm_triton.cli.complete import RunArgument
 from drm_triton.cli.output import (
     FormatOption,
     OutOption,
-    OverwriteOption,
+    OutputFormat,
     QuietOption,
     check_output,
     note_if_held_out,
@@ -24,6 +24,8 @@ from drm_triton.names import Unknown
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from drm_triton.data.shard import Shard
 
 
 def recommend(
@@ -92,9 +94,25 @@ def recommend(
         Unknown,
         typer.Option(help="For ids that the model does not know: stop, skip them, or recommend popular items."),
     ] = "error",
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="With --all: only part I of N of the users, numbered from 0, as a Parquet file in the directory "
+            "--out. A part that is there already is kept.",
+            show_default=False,
+        ),
+    ] = None,
     form: FormatOption = None,
     out: OutOption = None,
-    overwrite: OverwriteOption = True,
+    overwrite: Annotated[
+        bool | None,
+        typer.Option(
+            "--overwrite/--no-overwrite",
+            help=r"Replace an existing file --out, or a part of another model. \[yes; with --shard: no]",
+            show_default=False,
+        ),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Print the best items for users, with scores. Ids are those of your data.
@@ -112,14 +130,19 @@ def recommend(
       drm-triton recommend runs/melon --all --only stock.txt --out top.parquet
 
       drm-triton recommend runs/melon --user 12 --where "price<=20" --at-most genre=2
+
+      drm-triton recommend runs/melon --all --shard 3/16 --out top/
     """
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
-    form = check_output(form, out, overwrite)
+    part = None if shard is None else _checked_shard(shard, everyone, form, out)
+    if part is None:
+        form = check_output(form, out, overwrite is not False)
 
     from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data.histories import read_choice, read_histories, read_ids
+    from drm_triton.data.prepare.inputs import sha256
     from drm_triton.ranking.limits import parse_limits
 
     selection: dict[str, Any] = {}
@@ -132,13 +155,26 @@ def recommend(
     selection["only"] = None if only is None else read_choice(only)
     selection["without"] = None if without is None else read_choice(without)
     selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
+    options = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
+    reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
     with first_word(quiet):
         from drm_triton.models import load
+        from drm_triton.recommender.parts import is_whole, part_file, write_part
+        from drm_triton.recommender.shards import described, load_shard
 
-        model = load(run)
+        if part is None:
+            model = load(run)
+        else:
+            assert out is not None
+            files = {name: sha256([file])[0]["sha256"] for name, file in (("only", only), ("without", without)) if file}
+            rules = {"where": where, "at_most": selection["at_most"], "diversity": diversity}
+            recorded = described(run) | {"shard": str(part)} | options | rules | files
+            if is_whole(out, part, recorded, overwrite is True):
+                reporter.line(f"recommend: {part_file(out, part)} is whole, nothing to do")
+                return
+            model = load_shard(run, part)
     note_if_held_out(model, run)
-    blocks = model.recommend_blocks(k=k, exclude_seen=exclude_seen, unknown=unknown, **selection)
-    reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
+    blocks = model.recommend_blocks(**options, **selection)
     n_rows = 0
 
     def titled_blocks() -> Iterator["pl.DataFrame"]:
@@ -149,14 +185,31 @@ def recommend(
             yield with_titles(block, model.interactions, "item")
 
     with reporter.step("recommend", model.interactions.n_users if everyone else None, "users") as step:
-        write(titled_blocks(), form, out)
+        if part is None:
+            write(titled_blocks(), form, out)
+        else:
+            write_part(titled_blocks(), out, part, recorded)
         step.note(f"{n_rows:,} items for {step.done:,} users")
-    if n_rows == 0:
+    if n_rows == 0 and not model.interactions.is_part:
         warnings.warn(
             "there is nothing to recommend: no user is left, or the users may get none of the items to choose from, or "
             "already have them (--include-seen recommends those too)",
             stacklevel=1,
         )
+
+
+def _checked_shard(shard: str, everyone: bool, form: OutputFormat | None, out: Path | None) -> "Shard":
+    """Return the shard that --shard names, if the other options go with it."""
+    from drm_triton.data.shard import Shard
+
+    part = Shard.parse(shard)
+    if not everyone:
+        raise InputError("--shard splits all users: give --all, or leave out --shard")
+    if out is None:
+        raise InputError("--shard needs --out, the directory for the parts")
+    if form not in (None, "parquet"):
+        raise InputError(f"--shard writes Parquet files: leave out --format {form}")
+    return part
 
 
 def _split_ids(liked: list[str]) -> list[str]:
