@@ -8,7 +8,7 @@
 | prepare   | `drm-triton prepare table`: distinct pairs, ids to codes, split, store                                |
 | model     | a saved model with vectors of the planted classes: a stand-in for a trained one                       |
 | evaluate  | all items ranked for the users of one shard, against their validation items                           |
-| recommend | `drm-triton recommend --all --shard`: one part of 20,000 users                                        |
+| recommend | `drm-triton recommend --all --shard`: one part of 10,000 users                                        |
 
 Every stage is a process of its own. Its seconds are beside the least possible: the bytes that it has to read and write
 at the measured rate of the disk, plus 2 m N d operations of a ranking of N items for m users at the measured rate of a
@@ -38,7 +38,7 @@ from drm_triton import atomic
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FACTORS, CLASSES = 64, 256
-SHARD_USERS = 20_000
+SHARD_USERS = 10_000
 FILES = 20
 SIZES = {"users": 10**7, "items": 10**6, "interactions": 10**8}
 Counts = dict[str, int]
@@ -136,7 +136,6 @@ def command(stage: str, folder: Path, scale: float) -> list[str]:
     ]
 
 
-CHILDREN: dict[str, Callable[[Path, float], None]] = {"generate": generate, "model": model, "evaluate": evaluate}
 STAGES = ("generate", "prepare", "model", "evaluate", "recommend")
 
 
@@ -209,9 +208,19 @@ def product_rate() -> float:
 # -- running -------------------------------------------------------------------------------------------------------
 
 
+def machine(folder: Path, scale: float) -> None:
+    """Print the rates of disk and processor, and the environment."""
+    from drm_triton.bench.record import environment
+
+    rates = disk_rates(folder) | {"product": product_rate()}
+    print(json.dumps({"rates": rates, "environment": environment()}))
+
+
 def measure(stage: str, folder: Path, scale: float) -> dict[str, Any]:
     """Run a stage in a new process; return its seconds, its peak memory, and the least possible."""
-    rates = disk_rates(folder) | {"product": product_rate()}
+    # The peak of a child starts at the memory of its parent, so this process imports no torch.
+    described = json.loads(subprocess.run(command("machine", folder, scale), check=True, capture_output=True).stdout)
+    rates = described["rates"]
     began = time.perf_counter()
     child = subprocess.Popen(command(stage, folder, scale), stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -233,7 +242,7 @@ def measure(stage: str, folder: Path, scale: float) -> dict[str, Any]:
         "least_bytes": work["arrays"],
         **work,
         "rates": rates,
-        "load": os.getloadavg()[0],
+        "environment": described["environment"],
         "found": json.loads(printed) if stage == "evaluate" else {},
     }
 
@@ -242,19 +251,18 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     """Return the results as tables."""
     lines = ["# Large data", "", "Made by `python -m bench.large`; `bench/large.py` explains each column.", ""]
     for run in sorted(runs, key=lambda run: -run["scale"]):
-        made = run["sizes"]
+        made, made_on = run["sizes"], run["rows"][0]["environment"]
         lines += [
             f"## {made['users']:,} users, {made['items']:,} items, {made['interactions']:,} interactions drawn",
             "",
-            f"{run['environment']['processor']}, {os.cpu_count()} cores, {run['environment']['date'][:10]}, "
-            f"--scale {run['scale']:g}.",
+            f"{os.cpu_count()} cores of an {made_on['processor']}, {made_on['date'][:10]}, --scale {run['scale']:g}.",
             "",
             "| stage | seconds | CPU seconds | least seconds | peak memory, GB | least memory, GB | load |",
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
             f"| {row['stage']} | {row['seconds']:,.1f} | {row['cpu_seconds']:,.1f} | {row['least_seconds']:,.1f} "
-            f"| {row['peak_bytes'] / 1e9:.2f} | {row['least_bytes'] / 1e9:.2f} | {row['load']:.1f} |"
+            f"| {row['peak_bytes'] / 1e9:.2f} | {row['least_bytes'] / 1e9:.2f} | {row['environment']['load']:.1f} |"
             for row in run["rows"]
         ]
         lines.append("")
@@ -263,11 +271,9 @@ def markdown(runs: list[dict[str, Any]]) -> str:
 
 def record(scale: float, rows: list[dict[str, Any]]) -> None:
     """Put the rows of a scale into large.json, and write large.md."""
-    from drm_triton.bench.record import environment
-
     file = RESULTS / "large.json"
     known = json.loads(file.read_text())["runs"] if file.exists() else []
-    run = {"scale": scale, "sizes": sizes(scale), "environment": environment(), "rows": rows}
+    run = {"scale": scale, "sizes": sizes(scale), "rows": rows}
     runs = [other for other in known if other["scale"] != scale] + [run]
     atomic.write_text(file, json.dumps({"command": "python -m bench.large", "runs": runs}, indent=1) + "\n")
     atomic.write_text(RESULTS / "large.md", markdown(runs))
@@ -282,7 +288,10 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        CHILDREN[args.child](args.folder, args.scale)
+        children: dict[str, Callable[[Path, float], None]] = {
+            "machine": machine, "generate": generate, "model": model, "evaluate": evaluate
+        }  # fmt: skip
+        children[args.child](args.folder, args.scale)
         return
     args.folder.mkdir(parents=True, exist_ok=True)
     done = args.folder / "stages.json"

@@ -2,7 +2,8 @@
 
 import csv
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,8 +137,9 @@ def recommend(
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
-    part = None if shard is None else _checked_shard(shard, everyone, form, out)
-    if part is None:
+    if shard is not None:
+        folder, part_of = _checked_shard(shard, everyone, form, out)
+    else:
         form = check_output(form, out, overwrite is not False)
 
     from drm_triton.cli.messages import FlagReporter, first_word
@@ -155,24 +157,24 @@ def recommend(
     selection["only"] = None if only is None else read_choice(only)
     selection["without"] = None if without is None else read_choice(without)
     selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
-    options = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
+    options: dict[str, Any] = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
     reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
+    write_all: Callable[[Iterable[pl.DataFrame]], None]
     with first_word(quiet):
         from drm_triton.models import load
-        from drm_triton.recommender.parts import is_whole, part_file, write_part
+        from drm_triton.recommender.parts import Part
         from drm_triton.recommender.shards import described, load_shard
 
-        if part is None:
-            model = load(run)
+        if shard is None:
+            model, write_all = load(run), partial(write, form=form, out=out)
         else:
-            assert out is not None
             files = {name: sha256([file])[0]["sha256"] for name, file in (("only", only), ("without", without)) if file}
             rules = {"where": where, "at_most": selection["at_most"], "diversity": diversity}
-            recorded = described(run) | {"shard": str(part)} | options | rules | files
-            if is_whole(out, part, recorded, overwrite is True):
-                reporter.line(f"recommend: {part_file(out, part)} is whole, nothing to do")
+            part = Part(folder, part_of, described(run) | {"shard": str(part_of)} | options | rules | files)
+            if part.is_whole(overwrite is True):
+                reporter.line(f"recommend: {part.file} is whole, nothing to do")
                 return
-            model = load_shard(run, part)
+            model, write_all = load_shard(run, part_of), part.write
     note_if_held_out(model, run)
     blocks = model.recommend_blocks(**options, **selection)
     n_rows = 0
@@ -185,10 +187,7 @@ def recommend(
             yield with_titles(block, model.interactions, "item")
 
     with reporter.step("recommend", model.interactions.n_users if everyone else None, "users") as step:
-        if part is None:
-            write(titled_blocks(), form, out)
-        else:
-            write_part(titled_blocks(), out, part, recorded)
+        write_all(titled_blocks())
         step.note(f"{n_rows:,} items for {step.done:,} users")
     if n_rows == 0 and not model.interactions.is_part:
         warnings.warn(
@@ -198,8 +197,8 @@ def recommend(
         )
 
 
-def _checked_shard(shard: str, everyone: bool, form: OutputFormat | None, out: Path | None) -> "Shard":
-    """Return the shard that --shard names, if the other options go with it."""
+def _checked_shard(shard: str, everyone: bool, form: OutputFormat | None, out: Path | None) -> tuple[Path, "Shard"]:
+    """Return the directory of the parts and the shard that --shard names, if the other options go with it."""
     from drm_triton.data.shard import Shard
 
     part = Shard.parse(shard)
@@ -209,7 +208,7 @@ def _checked_shard(shard: str, everyone: bool, form: OutputFormat | None, out: P
         raise InputError("--shard needs --out, the directory for the parts")
     if form not in (None, "parquet"):
         raise InputError(f"--shard writes Parquet files: leave out --format {form}")
-    return part
+    return out, part
 
 
 def _split_ids(liked: list[str]) -> list[str]:

@@ -32,7 +32,7 @@ def run(command: list[str], folder: Path, variables: Mapping[str, str]) -> subpr
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
         (folder / "bin" / name).chmod(0o755)
     path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
-    return subprocess.run(command, env=os.environ | {"PATH": path} | variables, capture_output=True, text=True)
+    return subprocess.run(command, env={**os.environ, "PATH": path, **variables}, capture_output=True, text=True)
 
 
 def test_the_slurm_array(model: Path, tmp_path: Path) -> None:

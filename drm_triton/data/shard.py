@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from drm_triton.errors import InputError
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """Part `index` of `count` parts of the users, numbered from 0."""
 
     index: int

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,66 +27,75 @@ ROW_GROUP = 1 << 19  # rows
 SCRATCH = "frames"  # last word of the name of a directory with the frames that will be in a file
 
 
-def part_file(folder: Path, shard: Shard) -> Path:
-    """Return the place of a part.
+@dataclass(frozen=True)
+class Part:
+    """The file of one shard in a directory.
 
-    Examples
-    --------
-    >>> part_file(Path("top"), Shard(3, 16)).name
-    'part-00003-of-00016.parquet'
-    """
-    return folder / f"part-{shard.index:05}-of-{shard.count:05}.parquet"
-
-
-def is_whole(folder: Path, shard: Shard, recorded: dict[str, Any], overwrite: bool = False) -> bool:
-    """Return whether a folder has a part. Create the folder if need be.
-
-    Parameters
+    Attributes
     ----------
-    recorded : what the part is to be made from
-    overwrite : a part that was made from something else is to be replaced
-
-    Raises
-    ------
-    InputError
-        If the part was made from something else, or if the folder has parts of another number of shards.
+    folder : the directory of all parts
+    shard : which of them
+    recorded : what it is made from
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"`out` {folder} is a file: with `shard`, give a directory for the parts")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"`out` {folder}: cannot create the directory ({error.strerror})") from None
-    others = sorted(set(folder.glob("part-*-of-*.parquet")) - set(folder.glob(f"part-*-of-{shard.count:05}.parquet")))
-    if others:
-        raise InputError(
-            f"`out` {folder} has parts of another number of shards, such as {others[0].name}; give another directory, "
-            "or remove them"
-        )
-    file = part_file(folder, shard)
-    atomic.check_file(file, "give another `out`")
-    if not file.exists():
-        return False
-    try:
-        with file.open("rb") as handle:
-            found = json.loads(pl.read_parquet_metadata(handle).get(KEY, "{}"))
-    except DAMAGED_TABLE:
-        return False  # cut off, as by a copy that was stopped
-    if found == recorded:
-        return True
-    different = sorted(name for name in {*found, *recorded} if found.get(name) != recorded.get(name))
-    if overwrite:
-        return False
-    raise InputError(
-        f"{file} was made with {'another ' if different == ['model'] else 'other values of '}"
-        f"{', '.join(different)}; give another `out`, or use `overwrite` to replace it"
-    )
 
+    folder: Path
+    shard: Shard
+    recorded: dict[str, Any]
 
-def write_part(frames: Iterable[pl.DataFrame], folder: Path, shard: Shard, recorded: dict[str, Any]) -> None:
-    """Write the frames of a shard to its part, atomically. `recorded` is what the part is made from."""
-    metadata = {KEY: json.dumps(recorded)}
-    atomic.write_file(part_file(folder, shard), lambda place: write_parquet(frames, place, metadata))
+    @property
+    def file(self) -> Path:
+        """The file.
+
+        Examples
+        --------
+        >>> Part(Path("top"), Shard(3, 16), {}).file.name
+        'part-00003-of-00016.parquet'
+        """
+        return self.folder / f"part-{self.shard.index:05}-of-{self.shard.count:05}.parquet"
+
+    def is_whole(self, overwrite: bool = False) -> bool:
+        """Return whether the part is there already. Create the directory if need be.
+
+        Parameters
+        ----------
+        overwrite : a part that was made from something else is to be replaced
+
+        Raises
+        ------
+        InputError
+            If the part was made from something else, or if the directory has parts of another number of shards.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"`out` {self.folder} is a file: with `shard`, give a directory for the parts")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"`out` {self.folder}: cannot create the directory ({error.strerror})") from None
+        own = f"-of-{self.shard.count:05}.parquet"
+        others = sorted(file.name for file in self.folder.glob("part-*-of-*.parquet") if not file.name.endswith(own))
+        if others:
+            raise InputError(
+                f"`out` {self.folder} has parts of another number of shards, such as {others[0]}; give another "
+                "directory, or remove them"
+            )
+        atomic.check_file(self.file, "give another `out`")
+        if not self.file.exists():
+            return False
+        try:
+            with self.file.open("rb") as handle:
+                found = json.loads(pl.read_parquet_metadata(handle).get(KEY, "{}"))
+        except DAMAGED_TABLE:
+            return False  # cut off, as by a copy that was stopped
+        if found == self.recorded or overwrite:
+            return bool(found == self.recorded)
+        names = sorted(name for name in {*found, *self.recorded} if found.get(name) != self.recorded.get(name))
+        made_with = "another model" if "model" in names else f"other values of {', '.join(names)}"
+        raise InputError(f"{self.file} was made with {made_with}; give another `out`, or use `overwrite` to replace it")
+
+    def write(self, frames: Iterable[pl.DataFrame]) -> None:
+        """Write the frames of the shard, atomically."""
+        metadata = {KEY: json.dumps(self.recorded)}
+        atomic.write_file(self.file, lambda place: write_parquet(frames, place, metadata))
 
 
 def write_parquet(frames: Iterable[pl.DataFrame], place: Path, metadata: dict[str, str] | None = None) -> None:

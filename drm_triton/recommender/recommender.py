@@ -159,8 +159,8 @@ class Recommender(TrainableModel[C]):
         else:
             targets = new_users(histories, data, self.new_queries, unknown, self.known_items())
         rules = Rules.of(where, at_most, diversity)
-        for_all = (None if is_per_user(items) else items for items in (only, without))
-        candidates = candidate_items(data, *for_all, rules.where)
+        only_for_all, without_for_all = (None if is_per_user(items) else items for items in (only, without))
+        candidates = candidate_items(data, only_for_all, without_for_all, rules.where)
         try:
             per_user = PerUser.of_users(targets.ids, data, only, without)
             candidates = candidates if per_user is None else per_user.among(candidates)
