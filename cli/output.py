@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -54,8 +53,10 @@ def check_output(form: OutputFormat | None, out: Path | None, overwrite: bool) -
 def write(frames: Iterable["pl.DataFrame"], form: OutputFormat, out: Path | None) -> None:
     """Write frames with the same columns. The first column is the user or item that a recommendation is for."""
     if form == "parquet":
+        from drm_triton.recommender.parts import write_parquet
+
         assert out is not None
-        atomic.write_file(out, lambda place: _write_parquet(frames, place))
+        atomic.write_file(out, lambda place: write_parquet(frames, place))
     elif out is None:
         for text in TO_TEXT[form](frames):
             sys.stdout.write(text)
@@ -113,18 +114,6 @@ def _table(frames: Iterable["pl.DataFrame"]) -> Iterator[str]:
 def _plain(value: object) -> str:
     """Return text on one line, without control characters."""
     return "".join(character if character.isprintable() else " " for character in str(value))
-
-
-def _write_parquet(frames: Iterable["pl.DataFrame"], place: Path) -> None:
-    """Write each frame to a file, then all into one, so that only a few frames are in memory at a time."""
-    import polars as pl
-
-    with tempfile.TemporaryDirectory(prefix=f"{place.name}.", dir=place.parent) as folder:
-        files: list[Path] = []
-        for number, frame in enumerate(frames):
-            files.append(Path(folder) / f"{number}.parquet")
-            frame.write_parquet(files[-1], compression="uncompressed")
-        pl.scan_parquet(files, glob=False).sink_parquet(place)
 
 
 TO_TEXT: dict[OutputFormat, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]] = {

@@ -2,7 +2,8 @@
 
 import csv
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from drm_triton.cli.complete import RunArgument
 from drm_triton.cli.output import (
     FormatOption,
     OutOption,
-    OverwriteOption,
+    OutputFormat,
     QuietOption,
     check_output,
     note_if_held_out,
@@ -24,6 +25,8 @@ from drm_triton.names import Unknown
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from drm_triton.data.shard import Shard
 
 
 def recommend(
@@ -92,9 +95,25 @@ def recommend(
         Unknown,
         typer.Option(help="For ids that the model does not know: stop, skip them, or recommend popular items."),
     ] = "error",
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="With --all: only part I of N of the users, numbered from 0, as a Parquet file in the directory "
+            "--out. A part that is there already is kept.",
+            show_default=False,
+        ),
+    ] = None,
     form: FormatOption = None,
     out: OutOption = None,
-    overwrite: OverwriteOption = True,
+    overwrite: Annotated[
+        bool | None,
+        typer.Option(
+            "--overwrite/--no-overwrite",
+            help=r"Replace an existing file --out, or a part of another model. \[yes; with --shard: no]",
+            show_default=False,
+        ),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Print the best items for users, with scores. Ids are those of your data.
@@ -112,14 +131,20 @@ def recommend(
       drm-triton recommend runs/melon --all --only stock.txt --out top.parquet
 
       drm-triton recommend runs/melon --user 12 --where "price<=20" --at-most genre=2
+
+      drm-triton recommend runs/melon --all --shard 3/16 --out top/
     """
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
-    form = check_output(form, out, overwrite)
+    if shard is not None:
+        folder, part_of = _checked_shard(shard, everyone, form, out)
+    else:
+        form = check_output(form, out, overwrite is not False)
 
     from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data.histories import read_choice, read_histories, read_ids
+    from drm_triton.data.prepare.inputs import sha256
     from drm_triton.ranking.limits import parse_limits
 
     selection: dict[str, Any] = {}
@@ -132,13 +157,26 @@ def recommend(
     selection["only"] = None if only is None else read_choice(only)
     selection["without"] = None if without is None else read_choice(without)
     selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
+    options: dict[str, Any] = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
+    reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
+    write_all: Callable[[Iterable[pl.DataFrame]], None]
     with first_word(quiet):
         from drm_triton.models import load
+        from drm_triton.recommender.parts import Part
+        from drm_triton.recommender.shards import described, load_shard
 
-        model = load(run)
+        if shard is None:
+            model, write_all = load(run), partial(write, form=form, out=out)
+        else:
+            files = {name: sha256([file])[0]["sha256"] for name, file in (("only", only), ("without", without)) if file}
+            rules = {"where": where, "at_most": selection["at_most"], "diversity": diversity}
+            part = Part(folder, part_of, described(run) | {"shard": str(part_of)} | options | rules | files)
+            if part.is_whole(overwrite is True):
+                reporter.line(f"recommend: {part.file} is whole, nothing to do")
+                return
+            model, write_all = load_shard(run, part_of), part.write
     note_if_held_out(model, run)
-    blocks = model.recommend_blocks(k=k, exclude_seen=exclude_seen, unknown=unknown, **selection)
-    reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
+    blocks = model.recommend_blocks(**options, **selection)
     n_rows = 0
 
     def titled_blocks() -> Iterator["pl.DataFrame"]:
@@ -149,14 +187,28 @@ def recommend(
             yield with_titles(block, model.interactions, "item")
 
     with reporter.step("recommend", model.interactions.n_users if everyone else None, "users") as step:
-        write(titled_blocks(), form, out)
+        write_all(titled_blocks())
         step.note(f"{n_rows:,} items for {step.done:,} users")
-    if n_rows == 0:
+    if n_rows == 0 and not model.interactions.is_part:
         warnings.warn(
             "there is nothing to recommend: no user is left, or the users may get none of the items to choose from, or "
             "already have them (--include-seen recommends those too)",
             stacklevel=1,
         )
+
+
+def _checked_shard(shard: str, everyone: bool, form: OutputFormat | None, out: Path | None) -> tuple[Path, "Shard"]:
+    """Return the directory of the parts and the shard that --shard names, if the other options go with it."""
+    from drm_triton.data.shard import Shard
+
+    part = Shard.parse(shard)
+    if not everyone:
+        raise InputError("--shard splits all users: give --all, or leave out --shard")
+    if out is None:
+        raise InputError("--shard needs --out, the directory for the parts")
+    if form not in (None, "parquet"):
+        raise InputError(f"--shard writes Parquet files: leave out --format {form}")
+    return out, part
 
 
 def _split_ids(liked: list[str]) -> list[str]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 
+COUNTED = 1 << 24  # columns that are counted at a time: NumPy copies them to int64
+
+
 @dataclass(frozen=True)
 class CSR:
     """A binary sparse matrix by rows: row u has the columns ``indices[indptr[u]:indptr[u + 1]]``, ascending.
@@ -124,7 +127,10 @@ class CSR:
 
     def popularity(self) -> NDArray[np.int64]:
         """Return the number of interactions of each column: int64 [columns]."""
-        return np.bincount(self.indices, minlength=self.shape[1]).astype(np.int64, copy=False)
+        counts = np.zeros(self.shape[1], dtype=np.int64)
+        for start in range(0, self.nnz, COUNTED):
+            counts += np.bincount(self.indices[start : start + COUNTED], minlength=self.shape[1])
+        return counts
 
     def keys(self) -> NDArray[np.int64]:
         """Return row * columns + column of each interaction, ascending: int64 [nnz]."""

@@ -59,6 +59,7 @@ class Dataset:
         self._users, self._items = users, items
         self.meta = meta or {}
         self.path = path
+        self.is_part = False  # whether there are more users, see `of_users`
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name).nnz:,}" for name in SPLIT_PARTS)
@@ -87,6 +88,11 @@ class Dataset:
             if part.nnz:
                 owned = owned.union(part.unweighted())
         return owned
+
+    @cached_property
+    def popularity(self) -> NDArray[np.int64]:
+        """Number of training interactions of each item, of all users even if this is a part: int64 [n_items]."""
+        return self.train.popularity()
 
     @property
     def weighted(self) -> bool:
@@ -141,6 +147,29 @@ class Dataset:
         train, valid, test = (getattr(self, name).extended((len(all_users), len(all_items))) for name in SPLIT_PARTS)
         meta = {name: value for name, value in self.meta.items() if name != "checksum"}
         return Dataset(train, valid, test, all_users, all_items, meta)
+
+    def of_users(self, users: range) -> Dataset:
+        """Return the part with some consecutive users and all items, as a stored one without reading other users.
+
+        Parameters
+        ----------
+        users : codes of the users, ascending by 1; the part numbers them from 0
+
+        Examples
+        --------
+        >>> data = Dataset.from_csr(([0, 2, 3], [0, 1, 1]), user_ids=["ann", "bob"])
+        >>> part = data.of_users(range(1, 2))
+        >>> part, part.user_ids.to_list(), part.popularity
+        (Dataset(users=1, items=2, train=1, valid=0, test=0), ['bob'], array([1, 2]))
+        """
+        train, valid, test = (getattr(self, name).between(users.start, users.stop) for name in SPLIT_PARTS)
+        if self._users is None and self.path is not None:
+            table = store.read_table(self.path, "users", users)
+        else:
+            table = self.users[users.start : users.stop]
+        part = Dataset(train, valid, test, table, self.items, {"source": "part"})
+        part.popularity, part.is_part = self.popularity, True
+        return part
 
     def encode_users(self, ids: Any) -> NDArray[np.int32]:
         """Return the codes of external user ids: int32 [len(ids)].

@@ -7,7 +7,7 @@ depend on the order of the rows, the number of threads, the machine, or the vers
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -165,15 +165,21 @@ def _order(*keys: NDArray[Any] | None) -> NDArray[np.integer]:
 
 def _cut(keys: NDArray[Any], valid: float, test: float) -> NDArray[np.uint8]:
     """Label distinct keys by rank: the largest round(n·test) are test, the round(n·valid) below them validation."""
-    n = len(keys)
+    ranks = [rank for rank in held_out_ranks(len(keys), valid, test) if rank < len(keys)]
+    ranked = np.partition(keys, ranks) if ranks else keys
+    return labels_above(keys, [ranked[rank] for rank in ranks])
+
+
+def held_out_ranks(n: int, valid: float, test: float) -> tuple[int, int]:
+    """Return the ranks, from 0, of the first validation and the first test interaction among n; n if there is none."""
     n_test = round(n * test)
     n_valid = min(round(n * valid), n - n_test)
-    first_valid, first_test = n - n_test - n_valid, n - n_test
-    labels = np.zeros(n, dtype=np.uint8)
-    bounds = [b for b in (first_valid, first_test) if b < n]
-    if bounds:
-        ranked = np.partition(keys, bounds)
-        for bound, label in ((first_valid, VALID), (first_test, TEST)):
-            if bound < n:
-                labels[keys >= ranked[bound]] = label
+    return n - n_test - n_valid, n - n_test
+
+
+def labels_above(keys: NDArray[Any], least: Sequence[Any]) -> NDArray[np.uint8]:
+    """Label keys by the least keys of validation and of test, which are left out from the end where there are none."""
+    labels = np.zeros(len(keys), dtype=np.uint8)
+    for bound, label in zip(least, (VALID, TEST), strict=False):
+        labels[keys >= bound] = label
     return labels

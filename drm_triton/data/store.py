@@ -106,10 +106,18 @@ def table_length(path: Path, name: str) -> int:
         return int(pl.scan_parquet(handle).select(pl.col("id").len()).collect().item())
 
 
-def read_table(path: Path, name: str) -> pl.DataFrame:
-    """Read an id table."""
+def table_columns(path: Path, name: str) -> list[str]:
+    """Return the names of the columns of an id table."""
     with _open_table(path, name) as handle:
-        return pl.read_parquet(handle)
+        return list(pl.read_parquet_schema(handle))
+
+
+def read_table(path: Path, name: str, rows: range | None = None) -> pl.DataFrame:
+    """Read an id table, or consecutive rows of it."""
+    with _open_table(path, name) as handle:
+        if rows is None:
+            return pl.read_parquet(handle)
+        return pl.scan_parquet(handle).slice(rows.start, len(rows)).collect()
 
 
 @contextmanager

@@ -66,6 +66,7 @@ class CDAE(FactorModel[CDAEConfig]):
 
     Config = CDAEConfig
     biased = True
+    user_tensors = frozenset({"user", "user_state", "hidden"})
 
     def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""

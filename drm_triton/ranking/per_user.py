@@ -21,6 +21,10 @@ from drm_triton.ranking.topk import QUERIES_PER_BLOCK
 MASK = 1 << 24  # bits of users and items that are held at once
 
 
+class NothingLeftError(InputError):
+    """Rules about single users leave nothing for any of them."""
+
+
 def is_per_user(items: Any) -> bool:
     """Return whether `only` or `without` names users: a mapping from user to items, or a frame."""
     return isinstance(items, Mapping) or hasattr(items, "columns")
@@ -58,7 +62,7 @@ class PerUser:
             allowed = _items_of(users, only, data, "only")
             nothing = users.filter(allowed.degrees() == 0)
             if len(nothing) == len(users) > 0:
-                raise InputError(f"`only` has no known items for any of these users: {named(nothing)}")
+                raise NothingLeftError(f"`only` has no known items for any of these users: {named(nothing)}")
             if len(nothing):
                 count = f"{len(nothing):,} of {len(users):,} users"
                 warn(f"`only` has no known items for {count}, who get no recommendations: {named(nothing)}")
@@ -82,7 +86,7 @@ class PerUser:
         some = self._of_some_user
         found = some if candidates is None else np.intersect1d(some, candidates, assume_unique=True)
         if not len(found):
-            raise InputError("no items are left to recommend: `only` has no item that these users may get")
+            raise NothingLeftError("no items are left to recommend: `only` has no item that these users may get")
         return found
 
     def excluded(self, positions: NDArray[np.int64], seen: CSR | None) -> CSR:

@@ -16,13 +16,12 @@ class PopularIndex:
 
     Parameters
     ----------
-    train : the interactions
+    popularity : int64 [N], interactions of each item
     candidates : ascending item codes that a search may return; None for all items
     """
 
-    def __init__(self, train: CSR, candidates: NDArray[np.int64] | None = None) -> None:
-        popularity = train.popularity()
-        self.candidates, self.n_items = candidates, train.shape[1]
+    def __init__(self, popularity: NDArray[np.int64], candidates: NDArray[np.int64] | None = None) -> None:
+        self.candidates, self.n_items = candidates, len(popularity)
         self._order = by_popularity(popularity, candidates).astype(np.int32)
         self._scores = popularity[self._order].astype(np.float32)
 

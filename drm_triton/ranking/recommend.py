@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -26,7 +26,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton.data.conditions import Condition, satisfying
-from drm_triton.data.csr import CSR, by_popularity
+from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
@@ -61,6 +61,10 @@ class TargetUsers:
     rows: NDArray[np.int64]
     seen: CSR
     queries: Callable[[NDArray[np.int64], CSR], Queries]
+
+    def nobody(self) -> TargetUsers:
+        """Return the same without users."""
+        return replace(self, ids=self.ids.clear(), rows=self.rows[:0])
 
 
 # -- 1. users or histories -> queries ------------------------------------------------------------------------------
@@ -291,7 +295,7 @@ def recommendation_frames(
     """
     k = min(k, len(index))
     has_query = users.rows >= 0
-    popular = None if has_query.all() else popular_index(data.train, index)
+    popular = None if has_query.all() else popular_index(data.popularity, index)
     block_size = max(1, min(QUERIES_PER_BLOCK, MAX_FRAME_ROWS // k))
     if per_user is not None:
         block_size = min(block_size, per_user.users_at_once)
@@ -315,15 +319,10 @@ def recommendation_frames(
         yield _ranked_frame("user", users.ids[block], "item", data.item_ids, items, scores)
 
 
-def popular_index(train: CSR, index: Index) -> PopularIndex | RuledIndex:
+def popular_index(popularity: NDArray[np.int64], index: Index) -> PopularIndex | RuledIndex:
     """Return an index of the most popular items that obeys the rules of another index."""
-    popular = PopularIndex(train, index.candidates)
+    popular = PopularIndex(popularity, index.candidates)
     return index.over(popular) if isinstance(index, RuledIndex) else popular
-
-
-def popular_items(train: CSR, k: int, candidates: NDArray[np.int64] | None = None) -> NDArray[np.int32]:
-    """Return the k candidates with the most interactions, ties to the lower code: int32 [k]."""
-    return by_popularity(train.popularity(), candidates)[:k].astype(np.int32)
 
 
 def similar_frame(

@@ -50,6 +50,7 @@ class Model(ABC, Generic[C]):
     Config: ClassVar[type[Config]]
     deterministic: ClassVar[bool] = False  # whether the seed has no effect
     optimiser_state: ClassVar[bool] = False  # whether training keeps Adagrad's sums
+    user_tensors: ClassVar[frozenset[str]] = frozenset({"user_factors", "user_state"})  # those with a row for each user
 
     def __init__(self, config: C) -> None:
         self.config = config
@@ -184,7 +185,7 @@ class Model(ABC, Generic[C]):
 
     def known_items(self) -> NDArray[np.bool_]:
         """Return which items have training interactions or are cold items. Others come last in all rankings."""
-        return (self.interactions.train.popularity() > 0) | self.cold_items
+        return (self.interactions.popularity > 0) | self.cold_items
 
     def was_fit_on(self, dataset: Dataset) -> bool:
         """Return whether a data set has the ids and the interactions that the model was fitted on."""
@@ -221,11 +222,23 @@ class Model(ABC, Generic[C]):
         """Load a saved model, or the best checkpoint of a run."""
         place = checkpoint_directory(path)
         tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
+        return cls.restored(place, tensors, metadata, Dataset.load(place / "data"))
+
+    @classmethod
+    def restored(cls: type[R], place: Path, tensors: Tensors, metadata: dict[str, Any], data: Dataset) -> R:
+        """Return the model that was read from a directory, checked.
+
+        Parameters
+        ----------
+        place : the directory
+        tensors, metadata : of its model file, see `checkpoint.read_tensors`
+        data : the interactions of the model
+        """
         stored = metadata.get("model", "drm")
         if stored != cls.Config.model:
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
-        model._interactions = Dataset.load(place / "data")
+        model._interactions = data
         model._epoch, model._place = metadata.get("training", {}).get("epoch") or None, place
         try:
             model._tensors = model.placed(model.learned(tensors))

@@ -19,7 +19,7 @@ from drm_triton.names import CUT_OFFS, MIN_TRAIN, Unknown
 from drm_triton.ranking.cold import flag_cold
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
 from drm_triton.ranking.known_first import Index
-from drm_triton.ranking.per_user import PerUser, is_per_user
+from drm_triton.ranking.per_user import NothingLeftError, PerUser, is_per_user
 from drm_triton.ranking.recommend import (
     candidate_items,
     check_k,
@@ -159,10 +159,16 @@ class Recommender(TrainableModel[C]):
         else:
             targets = new_users(histories, data, self.new_queries, unknown, self.known_items())
         rules = Rules.of(where, at_most, diversity)
-        per_user = PerUser.of_users(targets.ids, data, only, without)
-        only, without = (None if is_per_user(items) else items for items in (only, without))
-        candidates = candidate_items(data, only, without, rules.where)
-        index = self._obeying(rules, candidates if per_user is None else per_user.among(candidates))
+        only_for_all, without_for_all = (None if is_per_user(items) else items for items in (only, without))
+        candidates = candidate_items(data, only_for_all, without_for_all, rules.where)
+        try:
+            per_user = PerUser.of_users(targets.ids, data, only, without)
+            candidates = candidates if per_user is None else per_user.among(candidates)
+        except NothingLeftError:
+            if not data.is_part:
+                raise
+            targets, per_user = targets.nobody(), None  # other parts may have users with items
+        index = self._obeying(rules, candidates)
         frames = recommendation_frames(targets, index, data, k, exclude_seen, per_user)
         new = histories is not None  # their ids are no ids of the data set
         cold_users = data.user_ids.clear() if new else data.user_ids.filter(self.cold_users)

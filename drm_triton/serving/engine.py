@@ -18,12 +18,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from drm_triton.data.csr import CSR
+from drm_triton.data.csr import CSR, by_popularity
 from drm_triton.data.ids import SHOWN, IdIndex
 from drm_triton.errors import InputError
 from drm_triton.ranking.known_first import Index
 from drm_triton.ranking.popular import PopularIndex
-from drm_triton.ranking.recommend import popular_index, popular_items
+from drm_triton.ranking.recommend import popular_index
 from drm_triton.ranking.rules import RuledIndex, Rules
 from drm_triton.recommender import Recommender
 from drm_triton.serving.metrics import Metrics
@@ -156,7 +156,7 @@ class Engine:
         )
         self.cold_users, self.known_items = model.cold_users, model.known_items()
         self.cold_items = frozenset(np.flatnonzero(model.cold_items).tolist())
-        self.by_popularity: list[int] = popular_items(data.train, data.n_items).tolist()
+        self.by_popularity: list[int] = by_popularity(data.popularity).tolist()
         self.search = ItemSearch(self.items.ids, self.titles, self.by_popularity)
         item_index = model.index()
         similarity_index, self.similarity_queries = model.similarity(np.arange(data.n_items, dtype=np.int32))
@@ -178,7 +178,7 @@ class Engine:
             partial(search_batch, similarity_index), pool, partial(metrics.batch, "similar")
         )
         self._fold_in = MicroBatcher(fold_in_batch, pool, partial(metrics.batch, "fold_in"))
-        self._without_rules = Searches(self._best_items, PopularIndex(data.train))
+        self._without_rules = Searches(self._best_items, PopularIndex(data.popularity))
         self._ruled: OrderedDict[Rules, Searches] = OrderedDict()  # the last used at the end
 
     async def recommend(
@@ -273,7 +273,7 @@ class Engine:
             make = asyncio.get_running_loop().run_in_executor
             index = await make(self._pool, self.model.ruled_index, rules)
             best = MicroBatcher(partial(search_batch, index), self._pool, partial(self.metrics.batch, "search"))
-            self._ruled[rules] = Searches(best, popular_index(self.train, index))
+            self._ruled[rules] = Searches(best, popular_index(self.model.interactions.popularity, index))
             if len(self._ruled) > MAX_RULES:
                 self._ruled.popitem(last=False)
         self._ruled.move_to_end(rules)

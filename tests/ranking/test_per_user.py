@@ -216,7 +216,7 @@ def test_an_index_obeys_rules_for_single_requests(model: Recommender[Any]) -> No
     frame = model.recommend(["u2"], k=5, where=["in_stock", "price>=1"], at_most={"genre": 1})
     assert data.item_ids[codes[0]].to_list() == frame["item"].to_list()
     np.testing.assert_array_equal(scores[0], frame["score"])
-    popular = popular_index(data.train, index)
+    popular = popular_index(data.popularity, index)
     found = popular.search(popular.stack([None]), 5)[0]
     expected = model.recommend(["?"], 5, unknown="popular", where=["in_stock", "price>=1"], at_most={"genre": 1})
     assert data.item_ids[found[0]].to_list() == expected["item"].to_list()

@@ -190,7 +190,7 @@ def test_more_diversity_makes_lists_more_diverse() -> None:
 def test_popular_items_obey_the_rules(table: pl.DataFrame, at_most: dict[str, int], seed: int, k: int) -> None:
     train = CSR.from_mask(np.random.default_rng(seed).random((20, N)) < 0.3)
     excluded = excluded_items(seed, 2, 0.3)
-    ruled = RuledIndex(PopularIndex(train), Limits.of(table, list(at_most.items())))
+    ruled = RuledIndex(PopularIndex(train.popularity()), Limits.of(table, list(at_most.items())))
     items, _ = ruled.search(ruled.stack([None, None]), k, excluded)
     for row in range(2):
         expected: list[int] = []
@@ -198,7 +198,7 @@ def test_popular_items_obey_the_rules(table: pl.DataFrame, at_most: dict[str, in
             if len(expected) < k and may_join(expected, item, table, at_most):
                 expected.append(item)
         assert unpadded(items[row]) == expected
-    plain = PopularIndex(train, np.array([1, 5, 9])).search(np.zeros(1), 5)[0]
+    plain = PopularIndex(train.popularity(), np.array([1, 5, 9])).search(np.zeros(1), 5)[0]
     assert set(plain[0, :3]) == {1, 5, 9}
     assert (plain[0, 3:] == -1).all()
 

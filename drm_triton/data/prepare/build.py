@@ -2,7 +2,8 @@
 
 Polars streams the columns needed and turns ids into codes. Codes follow the sorted external ids, so the order of rows
 does not matter. From then on an interaction is a 64-bit integer: the user code in the upper half, the item code in the
-lower half. Sorting these integers puts duplicates side by side and leaves the rows of a CSR matrix in order.
+lower half. Sorting these integers puts duplicates side by side and leaves the rows of a CSR matrix in order. This is
+done in memory (`codes`), or, with many rows, in files (`spill`).
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from typing import Any, cast
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.dataset import Dataset
+from drm_triton.data.prepare.codes import Interactions, to_codes
 from drm_triton.data.prepare.description import describe_rows
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.raw import RawInteractions
 from drm_triton.data.prepare.read import Rows, collect
+from drm_triton.data.prepare.spill import Pairs, stored_codes
 from drm_triton.data.prepare.values import is_missing
-from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios, split
+from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios
 from drm_triton.errors import InputError
 from drm_triton.names import SplitName
 from drm_triton.progress import SILENT, Reporter
 
 POSITIVE = "rating > 0"  # the filter without `min_rating`
+MANY = 1 << 25  # rows from which on pairs are sorted in files
 
 
 @dataclass(frozen=True)
@@ -90,35 +93,27 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
             frame = keep(frame.lazy()).collect()
             record(name, len(frame), *distinct_ids(frame))
         frame, removed = keep_rated(frame, raw, options.min_rating)
-        codes = to_codes(frame, user_ids, item_ids)
+        many = len(frame) > MANY and not {"time", "weight"} & set(frame.columns)
+        codes: Any = (stored_codes if many else to_codes)(frame, user_ids, item_ids)
         del frame
-        if options.min_rating is not None or removed:
-            counts = (_present(codes[role].to_numpy()) for role in ("user", "item"))
-            name = POSITIVE if options.min_rating is None else f"rating >= {options.min_rating:g}"
-            record(name, len(codes), *counts)
-        users, items, time, weights = distinct(codes)
+        interactions: Interactions | Pairs = (Pairs if many else Interactions)(codes)
         del codes
-        record("one row per user and item", len(users), _present(users), _present(items))
+        if options.min_rating is not None or removed:
+            name = POSITIVE if options.min_rating is None else f"rating >= {options.min_rating:g}"
+            record(name, *interactions.rows)
+        record("one row per user and item", *interactions.sizes())
         if max(options.min_user, options.min_item) > 1:
-            kept = core(users, items, options.min_user, options.min_item)
-            users, items = users[kept], items[kept]
-            time, weights = (values if values is None else values[kept] for values in (time, weights))
+            interactions.keep_core(options.min_user, options.min_item)
             name = f"at least {options.min_user} items per user and {options.min_item} users per item"
-            record(name, len(users), _present(users), _present(items))
-        users, user_ids = _compact(users, user_ids)
-        items, item_ids = _compact(items, item_ids)
-        step.note(f"{len(users):,} interactions, {len(user_ids):,} users, {len(item_ids):,} items")
+            record(name, *interactions.sizes())
+        user_ids, item_ids = interactions.used_ids(user_ids, item_ids)
+        n_interactions = steps[-1]["interactions"]
+        step.note(f"{n_interactions:,} interactions, {len(user_ids):,} users, {len(item_ids):,} items")
     with reporter.step("split") as step:
-        labels = split(users, items, time, options.split, options.ratios, options.seed)
-        shape = (len(user_ids), len(item_ids))
-        masks = (labels == label for label in range(3))
-        train, valid, test = (
-            CSR.from_pairs(users[mask], items[mask], shape, weights if weights is None else weights[mask])
-            for mask in masks
-        )
+        train, valid, test = interactions.split(options.split, options.ratios, options.seed)
         if not train.nnz:
             raise InputError(
-                f"split {options.split} leaves none of {len(users):,} interactions to train on: raise the first of "
+                f"split {options.split} leaves none of {n_interactions:,} interactions to train on: raise the first of "
                 "`ratios`, choose another `split`, or give more data"
             )
         step.note(f"{train.nnz:,} train, {valid.nnz:,} valid, {test.nnz:,} test")
@@ -201,18 +196,6 @@ def distinct_ids(frame: pl.DataFrame) -> tuple[int, int]:
     return frame["user"].n_unique(), frame["item"].n_unique()
 
 
-def core(users: NDArray[np.integer], items: NDArray[np.integer], min_user: int, min_item: int) -> NDArray[np.bool_]:
-    """Return a mask [n] of the largest subset where each user has `min_user` and each item `min_item` interactions."""
-    kept = np.ones(len(users), dtype=bool)
-    u, i = users, items
-    while True:
-        enough = (np.bincount(u) >= min_user)[u] & (np.bincount(i) >= min_item)[i]
-        if enough.all():
-            return kept
-        kept[kept] = enough
-        u, i = u[enough], i[enough]
-
-
 def _empty_error(steps: list[dict[str, Any]], raw: RawInteractions) -> InputError:
     """Return the error for a step that left no interactions."""
     if len(steps) == 1:
@@ -226,58 +209,6 @@ def _empty_error(steps: list[dict[str, Any]], raw: RawInteractions) -> InputErro
         f"the filter {after['step']!r} removes all interactions: before it there were {before['interactions']:,} "
         f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
     )
-
-
-def to_codes(frame: pl.DataFrame, user_ids: pl.Series, item_ids: pl.Series) -> pl.DataFrame:
-    """Replace external ids by codes, their positions in the sorted ids."""
-    lazy = frame.lazy()
-    for role, ids in (("user", user_ids), ("item", item_ids)):
-        table = ids.alias(role).to_frame().with_row_index("code").lazy()
-        lazy = lazy.join(table, on=role).drop(role).rename({"code": role})
-    return lazy.collect(engine="streaming")
-
-
-def distinct(
-    codes: pl.DataFrame,
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[Any] | None, NDArray[np.float32] | None]:
-    """Return users, items, times and weights [n], sorted by user, then item.
-
-    Of repeated pairs, the latest time is kept, and the weights are added, in ascending order: their sum then does not
-    depend on the order of rows.
-    """
-    pair = (pl.col("user").cast(pl.Int64) * 2**32 + pl.col("item")).alias("pair")
-    others = [name for name in ("weight", "time") if name in codes.columns]
-    frame = codes.select(pair, *others).sort("pair", *others)
-    found = {name: frame[name].to_numpy() for name in frame.columns}
-    different = found["pair"][1:] != found["pair"][:-1]
-    if not different.all():
-        first = np.flatnonzero(np.concatenate([[True], different]))
-        found = {name: _MERGED[name].reduceat(values, first) for name, values in found.items()}
-    pairs, weights = found["pair"], found.get("weight")
-    return (
-        (pairs >> 32).astype(np.int32),  # the upper half
-        pairs.astype(np.int32),  # the lower half
-        found.get("time"),
-        weights if weights is None else weights.astype(np.float32),
-    )
-
-
-_MERGED = {"pair": np.maximum, "time": np.maximum, "weight": np.add}  # what becomes of the rows of one pair
-
-
-def _present(codes: NDArray[np.integer]) -> int:
-    """Return the number of distinct codes."""
-    seen = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=bool)
-    seen[codes] = True
-    return int(np.count_nonzero(seen))
-
-
-def _compact(codes: NDArray[np.int32], ids: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
-    """Renumber codes [n] so that only ids still in use have one. The order of ids stays."""
-    used = np.bincount(codes, minlength=len(ids)) > 0
-    if used.all():
-        return codes, ids
-    return (np.cumsum(used, dtype=np.int32) - 1)[codes], ids.filter(pl.Series(used))
 
 
 def with_titles(item_ids: pl.Series, raw: RawInteractions) -> pl.DataFrame:

@@ -22,15 +22,14 @@ from drm_triton.data.prepare.build import (
     POSITIVE,
     BuildOptions,
     count_events,
-    distinct,
     distinct_ids,
     keep_rated,
-    to_codes,
     warn_missing,
     warn_skipped,
     weigh_events,
     with_titles,
 )
+from drm_triton.data.prepare.codes import distinct, to_codes
 from drm_triton.data.prepare.description import describe_rows
 from drm_triton.data.prepare.inputs import Inputs
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions

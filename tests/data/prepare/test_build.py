@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drm_triton import Dataset
-from drm_triton.data.prepare.build import core
+from drm_triton.data.prepare.codes import core
 from drm_triton.errors import InputError
 from drm_triton.names import SplitName
 
