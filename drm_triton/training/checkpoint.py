@@ -164,6 +164,18 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, metadata
 
 
+def names(path: Path) -> list[str]:
+    """Return the names of the tensors of a model file."""
+    with _opened(path) as (file, _, found):
+        return sorted(file.tensors if found is None else found[0].tensors)
+
+
+def identity(path: Path) -> str | None:
+    """Return the checksum that a model file records, that of a manifest if it has shards."""
+    with _opened(path) as (file, _, _):
+        return file.checksum
+
+
 def read_rows(path: Path, rows: dict[str, slice]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read some rows of tensors of a model file, and verify every file that contains some of them.
 
