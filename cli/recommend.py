@@ -1,6 +1,7 @@
 """`drm-triton recommend`: the best items for users of the training data, or for new users."""
 
 import csv
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from drm_triton.cli.output import (
     with_titles,
     write,
 )
+from drm_triton.cli.together import launched
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 
@@ -137,6 +139,8 @@ def recommend(
     sources = [user is not None, users is not None, everyone, liked is not None, history is not None]
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
+    if shard is None and everyone and launched():  # each process of torchrun takes a part of the users
+        shard = f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}"
     if shard is not None:
         folder, part_of = _checked_shard(shard, everyone, form, out)
     else:
