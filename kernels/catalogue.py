@@ -180,16 +180,19 @@ class CataloguePlan:
     def batch(self, epoch: int, start: int, stop: int) -> CatalogueBatch:
         """Return lists number start .. stop - 1 of an epoch."""
         users = self.order(epoch)[start:stop].contiguous()
+        batch = CatalogueBatch(users, *self.positives(users))
+        if needs_pool(self.n_items, self.pool):
+            batch = self._pooled(batch, self._stream(epoch, start + 1))
+        return batch.to(self.device)
+
+    def positives(self, users: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the items of users [B] by rows: indptr [B + 1], indices, and weights or None."""
         begin = self.indptr[users.long()]
         degree = self.indptr[users.long() + 1] - begin
         indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
         positions = torch.repeat_interleave(begin - indptr[:-1], degree)
         positions += torch.arange(len(positions))
-        weights = None if self.weights is None else self.weights[positions]
-        batch = CatalogueBatch(users, indptr, self.indices[positions], weights)
-        if needs_pool(self.n_items, self.pool):
-            batch = self._pooled(batch, self._stream(epoch, start + 1))
-        return batch.to(self.device)
+        return indptr, self.indices[positions], None if self.weights is None else self.weights[positions]
 
     def _pooled(self, batch: CatalogueBatch, stream: np.random.Generator) -> CatalogueBatch:
         """Draw a pool, and let the positives refer to its items."""

@@ -4,6 +4,7 @@ Symbols follow the mathematics: U [M, d] user factors, V [N, d] item factors, B 
 their scores. Every argument is checked once, by `checks`, in the same way on every backend.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,6 +117,9 @@ class ListPlan:
         The training interactions. They are validated here, once, and copied unless contiguous.
     weights : float32 [nnz], optional
         Weight of each interaction in the loss, see `list_weights`. The kernels do not use it.
+    begin : int64 [M], optional
+        Where the items of each user begin in `indices`, if that is not where `indptr` says: `indices` then has only
+        those of some users, see `holding`. For the CPU kernels.
     """
 
     indptr: Tensor
@@ -127,6 +131,7 @@ class ListPlan:
     user_sampling: UserSampling = "proportional"
     share: int = 1
     weights: Tensor | None = None
+    begin: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_choice("ListPlan", "user_sampling", self.user_sampling, UserSampling)
@@ -136,12 +141,13 @@ class ListPlan:
         check_tensor("ListPlan", "indptr", self.indptr, (None,), INT64)
         check_tensor("ListPlan", "indices", self.indices, (None,), INT32)
         check_devices("ListPlan", indptr=self.indptr, indices=self.indices)
-        ends = self.indptr[[0, -1]].tolist() if len(self.indptr) else []
-        if ends != [0, len(self.indices)]:
-            raise InputError(
-                f"ListPlan: indptr must go from 0 to {len(self.indices)}, the length of indices, got ends {ends}"
-            )
-        check_rows("ListPlan", "", self.indptr, self.indices, self.n_items)
+        if self.begin is None:
+            ends = self.indptr[[0, -1]].tolist() if len(self.indptr) else []
+            if ends != [0, len(self.indices)]:
+                raise InputError(
+                    f"ListPlan: indptr must go from 0 to {len(self.indices)}, the length of indices, got ends {ends}"
+                )
+            check_rows("ListPlan", "", self.indptr, self.indices, self.n_items)
         if self.weights is not None:
             check_tensor("ListPlan", "weights", self.weights, (len(self.indices),), (torch.float32,))
             check_devices("ListPlan", indices=self.indices, weights=self.weights)
@@ -149,6 +155,13 @@ class ListPlan:
             object.__setattr__(self, name, getattr(self, name).contiguous())
         if self.n_lists == 0:
             raise InputError("ListPlan: no user has both a positive and a negative item, nothing to train on")
+
+    def holding(self, indices: Tensor, begin: Tensor) -> "ListPlan":
+        """Return the same plan with the items of some users only: what follows from `indptr` is not computed again."""
+        plan = copy.copy(self)
+        for name, value in (("indices", indices), ("begin", begin)):
+            object.__setattr__(plan, name, value)
+        return plan
 
     @cached_property
     def first_list(self) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.config import TrainConfig
@@ -38,9 +40,13 @@ from drm_triton.kernels.protocol import (
 )
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.names import Score
-from drm_triton.ranking.evaluate import average, evaluate_users, factor_ranker
+from drm_triton.ranking.evaluate import average, evaluate_users
+from drm_triton.ranking.known_first import known_first
+from drm_triton.ranking.topk import TopKIndex
 from drm_triton.training.state import LOSS_SUMS, State
-from drm_triton.training.step import check_losses, objective_of, rounding, training_plan
+from drm_triton.training.step import check_losses, list_plan, objective_of, rounding, training_plan
+
+WHOLE_INTERACTIONS = 1 << 30  # bytes of interactions that every rank reads as a whole
 
 
 class Distributed:
@@ -65,10 +71,26 @@ class Distributed:
     ) -> None:
         self.world, self.state, self.users, self.items = world, state, users, items
         self.config, self.dataset, self.fit, self.backend = config, dataset, fit, backend
-        self.plan = training_plan(config, fit, world.device)
+        self.plan, self.sample_lists = self._plan()
         self.objective = objective_of(config, fit.shape[1])
         self.unit = unit_of(config)
         self._wish = self._granted = False  # to stop
+
+    def _plan(self) -> tuple[ListPlan | CataloguePlan, Callable[[ListPlan, int, int, int], ListBatch]]:
+        """Return the plan of the training, and the function that draws lists.
+
+        Small data is read by every rank. Of large data, a rank reads the rows of its users, if it has no weights.
+        """
+        config, fit = self.config, self.fit
+        if self.backend.name != "cpu" or config.weighted or 4 * fit.nnz <= WHOLE_INTERACTIONS:
+            return training_plan(config, fit, self.world.device), self.backend.sample_lists
+        from drm_triton.distributed.interactions import DividedCatalogue, Interactions, ListSampler
+
+        interactions = Interactions(self.world, fit, self.users)
+        sampler = ListSampler(interactions)
+        if config.negatives_in_force == "all":
+            return DividedCatalogue(interactions, fit.shape[1], config.seed, config.pool), sampler
+        return list_plan(config, fit, self.world.device, begin=sampler.begin), sampler
 
     @property
     def n_lists(self) -> int:
@@ -96,19 +118,23 @@ class Distributed:
     def measure(self, ks: Sequence[int]) -> dict[str, float]:
         """Rank all items for the users of this rank; average over the users of all ranks."""
         state, first = self.state, self._first(self.users)
-        V = whole_table(self.world, state.V)
-        rank = factor_ranker(self.backend, state.U, V, self.config.score_in_force, self.fit)
         own = range(first, first + len(state.U))
-        measured = evaluate_users(
-            lambda users, seen, k: rank(users - first, seen, k), self.fit, self.dataset.valid, own, ks
-        )
+        popularity = self.world.gather(torch.from_numpy(self.fit.between(own.start, own.stop).popularity()))
+        V = whole_table(self.world, state.V)
+        known = torch.stack(popularity).sum(0).numpy() > 0
+        index = known_first(partial(TopKIndex, self.backend, V, self.config.score_in_force), known)
+
+        def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
+            return index.search(state.U[torch.from_numpy(users - first).to(state.U.device)], k, seen)[0]
+
+        measured = evaluate_users(rank, self.fit, self.dataset.valid, own, ks)
         return average(gather_measured(self.world, measured)).means
 
     # -- lists with sampled negatives --------------------------------------------------------------------------------
 
     def _list_step(self, plan: ListPlan, parts: Sequence[Part], lr: float) -> None:
         state, part = self.state, parts[self.world.rank]
-        batch = self.backend.sample_lists(plan, state.epoch, part.start, part.stop)
+        batch = self.sample_lists(plan, state.epoch, part.start, part.stop)
         users, own_users = distinct(batch.users)
         groups = [] if batch.shared is None else [batch.shared.items.flatten()]
         items, places = self._distinct_items(torch.cat([batch.items.flatten(), *groups]))

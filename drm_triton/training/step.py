@@ -219,10 +219,13 @@ def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPl
     return list_plan(config, fit, device)
 
 
-def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
-    """Return the plan of lists with sampled negatives."""
+def list_plan(config: TrainConfig, fit: CSR, device: torch.device, begin: Tensor | None = None) -> ListPlan:
+    """Return the plan of lists with sampled negatives. With `begin`, it has no interactions, see `ListPlan.holding`."""
+    indptr, indices = fit.tensors(device)
     return ListPlan(
-        *fit.tensors(device),
+        indptr,
+        indices if begin is None else indices[:0],
+        begin=begin,
         n_items=fit.shape[1],
         rho=config.rho,
         eta=config.eta_in_force,

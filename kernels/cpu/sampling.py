@@ -38,6 +38,7 @@ class PlanArrays(NamedTuple):
     epoch4: np.uint64  # 4 * epoch: added to the number of a stream, it is the second word of Philox' counter
     proportional: bool
     indptr: NDArray[np.int64]  # [M + 1]
+    begin: NDArray[np.int64]  # [M] or more: where the items of each user are in `indices`
     indices: NDArray[np.int32]
     first_list: NDArray[np.int64]  # [M + 1]
     eligible_users: NDArray[np.int32]
@@ -175,7 +176,7 @@ def draw_users(plan, buffers):
 def draw_positives(plan, buffers, positives):
     """Fill positives [lists, rho] with the next rho items of each user, under the permutation that `ident` keys."""
     user, offset, image, size, keys = buffers.user, buffers.offset, buffers.image, buffers.size, buffers.keys
-    lists, rho, indptr = user.size, positives.shape[1], plan.indptr
+    lists, rho, indptr, begin = user.size, positives.shape[1], plan.indptr, plan.begin
     for b in range(lists):
         keys[0, b], keys[1, b], keys[2, b], keys[3, b] = philox(
             plan.seed, plan.epoch4 + u64(POSITIVES), buffers.ident[b], ZERO
@@ -186,7 +187,7 @@ def draw_positives(plan, buffers, positives):
             image[b] = u64(offset[b] * rho + t) % size[b]
         permute(buffers)
         for b in range(lists):
-            positives[b, t] = plan.indices[indptr[user[b]] + np.int64(image[b])]
+            positives[b, t] = plan.indices[begin[user[b]] + np.int64(image[b])]
 
 
 @inline
@@ -267,9 +268,8 @@ def take_shared(plan, number, row, buffers, negatives, replaced):
 
 
 @inline
-def draw_block(start, stop, plan, buffers, negative_buffers, batch):
-    """Fill lists start .. stop - 1, at most SEARCH_BLOCK, of a batch."""
-    lists = stop - start
+def first_lists(buffers, lists, number):
+    """Return the buffers for some lists, the first of which has this number in its epoch."""
     block = ListBlockBuffers(
         buffers.number[:lists],
         buffers.ident[:lists],
@@ -282,7 +282,15 @@ def draw_block(start, stop, plan, buffers, negative_buffers, batch):
         buffers.keys[: 4 * lists].reshape(4, lists),  # contiguous, for vector loads
     )
     for b in range(lists):
-        block.number[b] = batch.start + start + b
+        block.number[b] = number + b
+    return block
+
+
+@inline
+def draw_block(start, stop, plan, buffers, negative_buffers, batch):
+    """Fill lists start .. stop - 1, at most SEARCH_BLOCK, of a batch."""
+    lists = stop - start
+    block = first_lists(buffers, lists, batch.start + start)
     draw_users(plan, block)
     for b in range(lists):
         batch.users[start + b] = block.user[b]
@@ -291,7 +299,7 @@ def draw_block(start, stop, plan, buffers, negative_buffers, batch):
     group = np.int64(-1)
     for b in range(lists):
         number, user, negatives = block.number[b], block.user[b], batch.items[start + b, plan.rho :]
-        row = plan.indices[plan.indptr[user] : plan.indptr[user + 1]]
+        row = plan.indices[plan.begin[user] :][: plan.indptr[user + 1] - plan.indptr[user]]
         if plan.share == 1:
             draw_negatives(plan, number, row, 0, negative_buffers, negatives)
         else:
@@ -333,6 +341,23 @@ def draw_lists(start, stop, plan, batch):
         draw_block(block, min(block + SEARCH_BLOCK, stop), plan, buffers, negative_buffers, batch)
 
 
+@inline
+def draw_block_of_users(number, plan, buffers, users):
+    """Write the users of the lists from list `number` on, at most SEARCH_BLOCK."""
+    block = first_lists(buffers, users.size, number)
+    draw_users(plan, block)
+    for b in range(users.size):
+        users[b] = block.user[b]
+
+
+@kernel
+def draw_only_users(start, stop, plan, first_number, users):
+    """Write the users of lists start .. stop - 1 of those that begin with list `first_number`."""
+    buffers, _ = sampling_buffers(1)
+    for block in range(start, stop, SEARCH_BLOCK):
+        draw_block_of_users(first_number + block, plan, buffers, users[block : min(block + SEARCH_BLOCK, stop)])
+
+
 @kernel
 def draw_users_alone(start, stop, plan, seeds, counts, first, batch):
     """Fill the lists of users start .. stop - 1: counts[u] lists of user u from list first[u] of the batch on."""
@@ -342,7 +367,17 @@ def draw_users_alone(start, stop, plan, seeds, counts, first, batch):
         row = plan.indices[plan.indptr[user] : plan.indptr[user + 1]]
         indptr, first_list = np.array([0, row.size]), np.array([0, (row.size + plan.rho - 1) // plan.rho])
         alone = PlanArrays(
-            seeds[user], plan.epoch4, True, indptr, row, first_list, plan.eligible_users, plan.n_items, plan.rho, 1
+            seeds[user],
+            plan.epoch4,
+            True,
+            indptr,
+            indptr,
+            row,
+            first_list,
+            plan.eligible_users,
+            plan.n_items,
+            plan.rho,
+            1,
         )
         lists = slice(first[user], first[user] + counts[user])
         of_user = BatchArrays(0, batch.users[lists], batch.items[lists], none, batch.replaced)
@@ -372,6 +407,7 @@ def plan_arrays(plan: ListPlan, epoch: int, indptr: NDArray[np.int64]) -> PlanAr
         epoch4=u64(4 * epoch),
         proportional=plan.user_sampling == "proportional",
         indptr=indptr,
+        begin=indptr if plan.begin is None else plan.begin.numpy(),
         indices=plan.indices.numpy(),
         first_list=plan.first_list.numpy(),
         eligible_users=plan.eligible_users.numpy(),
@@ -379,6 +415,15 @@ def plan_arrays(plan: ListPlan, epoch: int, indptr: NDArray[np.int64]) -> PlanAr
         rho=plan.rho,
         share=plan.share,
     )
+
+
+def list_users(plan: ListPlan, epoch: int, start: int, stop: int) -> torch.Tensor:
+    """Return the users of the lists that `sample_lists` would draw, without the items of anyone: int32 [B]."""
+    indptr = view("list_users", "the plan", plan.indptr, (None,), INT64)
+    check_sample(plan, epoch, start, stop)
+    users = empty(torch.int32, stop - start)
+    threads.split(draw_only_users, len(users), SEARCH_BLOCK, plan_arrays(plan, epoch, indptr), start, users.numpy())
+    return users
 
 
 def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:

@@ -10,6 +10,7 @@ import torch
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.distributed import engine
 from drm_triton.distributed.engine import Distributed
 from drm_triton.distributed.rows import Division
 from drm_triton.distributed.world import World
@@ -55,8 +56,8 @@ def trained(config: TrainConfig, data: Dataset, size: int, backend: str = "cpu",
 
     def rank(world: World) -> State:
         state, users, items = shard(start, world)
-        engine = Distributed(world, state, users, items, config, data, data.train, get_backend(backend))
-        return train(state, config, data, engine, on_batch=lambda state, n_lists: state.step >= steps)
+        several = Distributed(world, state, users, items, config, data, data.train, get_backend(backend))
+        return train(state, config, data, several, on_batch=lambda state, n_lists: state.step >= steps)
 
     states = run_ranks(size, rank)
     assert len({str(state.counters() | {"seconds": 0}) for state in states}) == 1
@@ -122,8 +123,8 @@ def test_sampled_lists_give_the_bits_of_a_single_process(options: dict) -> None:
 def test_other_objectives_agree_with_a_single_process_to_rounding(options: dict) -> None:
     config, data = config_of(options | {"precision": "float32"}), dataset("interaction_weights" in options)
     state = initial_state(config, data.train, CPU)
-    engine = SingleProcess(state, config, data, data.train, get_backend("cpu"))
-    train(state, config, data, engine, on_batch=lambda state, n_lists: state.step >= 2)
+    alone = SingleProcess(state, config, data, data.train, get_backend("cpu"))
+    train(state, config, data, alone, on_batch=lambda state, n_lists: state.step >= 2)
     several = trained(config, data, 3, steps=1)  # ranks stop one step after the wish
     assert several.step == state.step == 2
     for table in TENSORS.values():
@@ -141,3 +142,31 @@ def test_the_reference_gives_the_same_bits_too(options: dict) -> None:
 def test_more_ranks_than_units_and_rows() -> None:
     config, data = config_of({"objective": "hinge+drm", "batch_size": 32}), dataset()
     assert equal(trained(config, data, 1, steps=3), trained(config, data, 7, steps=3))
+
+
+@pytest.mark.parametrize("options", [SAMPLED[0], SAMPLED[2], SAMPLED[3], SAMPLED[4], OTHERS[0], OTHERS[2]], ids=name)
+def test_a_rank_that_reads_only_its_users_draws_the_same_lists(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, data = config_of(options), dataset()
+    whole = trained(config, data, 2, steps=4)
+    monkeypatch.setattr(engine, "WHOLE_INTERACTIONS", 0)
+    for size in (1, 2, 3):
+        assert equal(whole, trained(config, data, size, steps=4)), size
+
+
+def test_validation_gives_the_metrics_of_a_single_process() -> None:
+    config, data = replace(config_of(SAMPLED[0]), eval_every=1), dataset()
+    state = initial_state(config, data.train, CPU)
+    records: list = []
+    alone = SingleProcess(state, config, data, data.train, get_backend("cpu"))
+    train(state, config, data, alone, [lambda end: records.append(end.record)])
+    found: list = []
+
+    def rank(world: World) -> None:
+        own, users, items = shard(initial_state(config, data.train, CPU), world)
+        several = Distributed(world, own, users, items, config, data, data.train, get_backend("cpu"))
+        train(own, config, data, several, [lambda end: found.append(end.record)] if world.first else [])
+
+    run_ranks(3, rank)
+    metrics = [{name: value for name, value in record.items() if "@" in name} for record in (*records, *found)]
+    assert metrics[:2] == metrics[2:]
+    assert metrics[0]["valid/ndcg@10"] > 0
