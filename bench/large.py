@@ -40,6 +40,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 FACTORS, CLASSES = 64, 256
 SHARD_USERS = 10_000
 FILES = 20
+PAPER = 10**9  # interactions of an estimate
 SIZES = {"users": 10**7, "items": 10**6, "interactions": 10**8}
 Counts = dict[str, int]
 
@@ -262,7 +263,29 @@ def markdown(runs: list[dict[str, Any]]) -> str:
             for row in run["rows"]
         ]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + on_paper(max(runs, key=lambda run: run["scale"])))
+
+
+def on_paper(run: dict[str, Any]) -> list[str]:
+    """Return the estimate for PAPER interactions: what grows with their number, in proportion."""
+    factor = PAPER / run["sizes"]["interactions"]
+    if run["scale"] < 1:  # small runs say little about it: imports are most of their memory
+        return []
+    return [
+        f"## {PAPER:,} interactions, an estimate",
+        "",
+        f"Not measured: {factor:,.0f} times the figures of --scale {run['scale']:g}. Time and memory of a shard depend",
+        "on the numbers of users and items, and hardly on that of interactions.",
+        "",
+        "| stage | CPU seconds | peak memory, GB |",
+        "|---|---|---|",
+        *(
+            f"| {row['stage']} | {factor * row['cpu_seconds']:,.0f} | {factor * row['peak_bytes'] / 1e9:,.0f} |"
+            for row in run["rows"]
+            if row["stage"] == "prepare"
+        ),
+        "",
+    ]
 
 
 def record(run: dict[str, Any]) -> None:
