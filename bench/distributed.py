@@ -47,7 +47,7 @@ ADDRESSES = ("10.99.77.1", "10.99.77.2")
 
 def planned(options: dict[str, Any], world: int, d: int = 64, eta: int = 45, share: int = 32, rho: int = 1) -> float:
     """Return the bytes that a rank sends in a step of lists, at most."""
-    lists = options["batch_size"] / world
+    lists: float = options["batch_size"] / world
     items, users = lists * rho + lists / share * eta, lists
     away = (world - 1) / world
     return away * (4 * (1 + d) * (items + users) + (16 + 4 * d) * items + 4 * (1 + d) * users)
@@ -165,9 +165,9 @@ def launch(arguments: list[str], world: int, hosts: int = 1) -> Row:
         run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
         commands = [[sys.executable, *run, *worker]]
     else:
-        run = f"-m torch.distributed.run --nnodes {hosts} --nproc-per-node {world // hosts} --master-port 29677"
+        text = f"-m torch.distributed.run --nnodes {hosts} --nproc-per-node {world // hosts} --master-port 29677"
         commands = [
-            ["ip", "netns", "exec", host, sys.executable, *run.split(), "--node-rank", str(number), "--master-addr",
+            ["ip", "netns", "exec", host, sys.executable, *text.split(), "--node-rank", str(number), "--master-addr",
              ADDRESSES[0], *worker]
             for number, host in enumerate(HOSTS[:hosts])
         ]  # fmt: skip

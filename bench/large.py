@@ -46,6 +46,7 @@ TRAINING = (
     f"--devices {RANKS} --objective hinge+drm --init normal --epochs 1 --eval-every 0 --batch-size 65536 "
     f"--factors {FACTORS}"
 )
+PAPER = 10**9  # interactions of an estimate
 SIZES = {"users": 10**7, "items": 10**6, "interactions": 10**8}
 Counts = dict[str, int]
 
@@ -233,11 +234,8 @@ def machine(folder: Path, scale: float) -> None:
     print(json.dumps({"rates": rates, "environment": environment()}))
 
 
-def measure(stage: str, folder: Path, scale: float) -> dict[str, Any]:
+def measure(stage: str, folder: Path, scale: float, rates: dict[str, float]) -> dict[str, Any]:
     """Run a stage in a new process; return its seconds, its peak memory, and the least possible."""
-    # The peak of a child starts at the memory of its parent, so this process imports no torch.
-    described = json.loads(subprocess.run(command("machine", folder, scale), check=True, capture_output=True).stdout)
-    rates = described["rates"]
     began = time.perf_counter()
     child = subprocess.Popen(command(stage, folder, scale), stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -258,8 +256,7 @@ def measure(stage: str, folder: Path, scale: float) -> dict[str, Any]:
         "peak_bytes": usage.ru_maxrss * 1024,
         "least_bytes": work["arrays"],
         **work,
-        "rates": rates,
-        "environment": described["environment"],
+        "load": os.getloadavg()[0],
         "found": json.loads(printed) if stage == "evaluate" else {},
     }
 
@@ -268,7 +265,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     """Return the results as tables."""
     lines = ["# Large data", "", "Made by `python -m bench.large`; `bench/large.py` explains each column.", ""]
     for run in sorted(runs, key=lambda run: -run["scale"]):
-        made, made_on = run["sizes"], run["rows"][0]["environment"]
+        made, made_on = run["sizes"], run["environment"]
         lines += [
             f"## {made['users']:,} users, {made['items']:,} items, {made['interactions']:,} interactions drawn",
             "",
@@ -279,19 +276,40 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         ]
         lines += [
             f"| {row['stage']} | {row['seconds']:,.1f} | {row['cpu_seconds']:,.1f} | {row['least_seconds']:,.1f} "
-            f"| {row['peak_bytes'] / 1e9:.2f} | {row['least_bytes'] / 1e9:.2f} | {row['environment']['load']:.1f} |"
+            f"| {row['peak_bytes'] / 1e9:.2f} | {row['least_bytes'] / 1e9:.2f} | {row['load']:.0f} |"
             for row in run["rows"]
         ]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + on_paper(max(runs, key=lambda run: run["scale"])))
 
 
-def record(scale: float, rows: list[dict[str, Any]]) -> None:
+def on_paper(run: dict[str, Any]) -> list[str]:
+    """Return the estimate for PAPER interactions: what grows with their number, in proportion."""
+    factor = PAPER / run["sizes"]["interactions"]
+    if run["scale"] < 1:  # small runs say little about it: imports are most of their memory
+        return []
+    return [
+        f"## {PAPER:,} interactions, an estimate",
+        "",
+        f"Not measured: {factor:,.0f} times the figures of --scale {run['scale']:g}. Time and memory of a shard depend",
+        "on the numbers of users and items, and hardly on that of interactions.",
+        "",
+        "| stage | CPU seconds | peak memory, GB |",
+        "|---|---|---|",
+        *(
+            f"| {row['stage']} | {factor * row['cpu_seconds']:,.0f} | {factor * row['peak_bytes'] / 1e9:,.0f} |"
+            for row in run["rows"]
+            if row["stage"] == "prepare"
+        ),
+        "",
+    ]
+
+
+def record(run: dict[str, Any]) -> None:
     """Put the rows of a scale into large.json, and write large.md."""
     file = RESULTS / "large.json"
     known = json.loads(file.read_text())["runs"] if file.exists() else []
-    run = {"scale": scale, "sizes": sizes(scale), "rows": rows}
-    runs = [other for other in known if other["scale"] != scale] + [run]
+    runs = [other for other in known if other["scale"] != run["scale"]] + [run]
     atomic.write_text(file, json.dumps({"command": "python -m bench.large", "runs": runs}, indent=1) + "\n")
     atomic.write_text(RESULTS / "large.md", markdown(runs))
 
@@ -312,14 +330,19 @@ def main() -> None:
         return
     args.folder.mkdir(parents=True, exist_ok=True)
     done = args.folder / "stages.json"
-    rows: list[dict[str, Any]] = json.loads(done.read_text()) if done.exists() else []
+    if done.exists():
+        run = json.loads(done.read_text())
+    else:  # in a child: the peak of a stage starts at the memory of this process, which imports no torch
+        described = subprocess.run(command("machine", args.folder, args.scale), check=True, capture_output=True).stdout
+        run = {"scale": args.scale, "sizes": sizes(args.scale), **json.loads(described), "rows": []}
     for stage in args.stages.split(","):
-        if stage in {row["stage"] for row in rows}:
+        if stage in {row["stage"] for row in run["rows"]}:
             continue
-        rows.append(measure(stage, args.folder, args.scale))
-        atomic.write_text(done, json.dumps(rows))
-        record(args.scale, rows)
-        print(f"{stage}: {rows[-1]['seconds']:.1f} s, peak {rows[-1]['peak_bytes'] / 1e9:.2f} GB", flush=True)
+        row = measure(stage, args.folder, args.scale, run["rates"])
+        run["rows"].append(row)
+        atomic.write_text(done, json.dumps(run))
+        record(run)
+        print(f"{stage}: {row['seconds']:.1f} s, peak {row['peak_bytes'] / 1e9:.2f} GB", flush=True)
     if not args.keep:
         shutil.rmtree(args.folder)
 

@@ -143,8 +143,7 @@ def recommend(
         shard = f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}"
     if shard is not None:
         folder, part_of = _checked_shard(shard, everyone, form, out)
-    else:
-        form = check_output(form, out, overwrite is not False)
+    chosen = check_output(form, out, overwrite is not False) if shard is None else "parquet"
 
     from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data.histories import read_choice, read_histories, read_ids
@@ -170,7 +169,7 @@ def recommend(
         from drm_triton.recommender.shards import described, load_shard
 
         if shard is None:
-            model, write_all = load(run), partial(write, form=form, out=out)
+            model, write_all = load(run), partial(write, form=chosen, out=out)
         else:
             files = {name: sha256([file])[0]["sha256"] for name, file in (("only", only), ("without", without)) if file}
             rules = {"where": where, "at_most": selection["at_most"], "diversity": diversity}

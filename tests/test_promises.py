@@ -115,7 +115,17 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
     monkeypatch.setattr(sampling, "philox", philox)
     none = np.empty(0, np.int64)
     plan_arrays = sampling.PlanArrays(
-        np.uint64(0), np.uint64(0), True, none, np.empty(0, np.int32), none, np.empty(0, np.int32), n_items, 3, share
+        np.uint64(0),
+        np.uint64(0),
+        True,
+        none,
+        none,
+        np.empty(0, np.int32),
+        none,
+        np.empty(0, np.int32),
+        n_items,
+        3,
+        share,
     )
     for row in (almost, few):
         counted, negatives = CountedRow(row), np.empty(eta, np.int32)

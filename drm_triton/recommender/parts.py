@@ -89,8 +89,9 @@ class Part:
         if found == self.recorded or overwrite:
             return bool(found == self.recorded)
         names = sorted(name for name in {*found, *self.recorded} if found.get(name) != self.recorded.get(name))
-        made_with = "another model" if "model" in names else f"other values of {', '.join(names)}"
-        raise InputError(f"{self.file} was made with {made_with}; give another `out`, or use `overwrite` to replace it")
+        made = f"was made with {'another model' if 'model' in names else 'other values of ' + ', '.join(names)}"
+        made = made if found else "is not a part that `recommend` wrote"
+        raise InputError(f"{self.file} {made}; give another `out`, or use `overwrite` to replace it")
 
     def write(self, frames: Iterable[pl.DataFrame]) -> None:
         """Write the frames of the shard, atomically."""

@@ -78,7 +78,7 @@ def test_a_part_of_other_options_or_of_another_model_is_refused(run: Path, tmp_p
     pl.DataFrame({"a": [1]}).write_parquet(foreign / part.name)
     code, _, errors = call("recommend", run, "--all", "--shard", "0/2", "--out", foreign)
     assert code == 2
-    assert "was made with another model" in errors
+    assert "is not a part that `recommend` wrote; give another --out" in errors
 
 
 def test_the_files_of_rules_are_part_of_the_options(run: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, Objective, Rounding
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan, Objective, Rounding
 from drm_triton.kernels.streams import USER_TABLE
 
 SCORES = ("dot", "l2", "cosine")
@@ -62,8 +62,9 @@ def test_the_reference_takes_merged_terms(score: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [cpu, reference])
-def test_a_part_of_the_items_with_the_size_of_the_catalogue(backend) -> None:
+def test_a_part_of_the_items_with_the_size_of_the_catalogue(backend: Backend) -> None:
     _, batch = some_batch(32)
+    assert batch.shared is not None
     U, V = torch.randn(40, 8) / 4, torch.randn(60, 8) / 4
     objective = Objective(2, hinge=True)
     whole = backend.list_gradients(U, V, batch, objective)
@@ -82,7 +83,7 @@ def test_a_part_of_the_items_with_the_size_of_the_catalogue(backend) -> None:
 
 
 @pytest.mark.parametrize("backend", [cpu, reference])
-def test_rounding_knows_the_row_in_the_whole_table(backend) -> None:
+def test_rounding_knows_the_row_in_the_whole_table(backend: Backend) -> None:
     V, state = table()
     rows = torch.arange(60, dtype=torch.int32)
     gradients = torch.randn(60, 8)

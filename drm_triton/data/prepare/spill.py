@@ -105,8 +105,8 @@ class Pairs:
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the numbers of pairs, users and items."""
-        used = (int(np.count_nonzero(counts)) for counts in (self._n_users, self._n_items))
-        return int(self._n_users.sum()), *used
+        n_users, n_items = (int(np.count_nonzero(counts)) for counts in (self._n_users, self._n_items))
+        return int(self._n_users.sum()), n_users, n_items
 
     def keep_core(self, min_user: int, min_item: int) -> None:
         """Remove users and items with too few pairs, until there are none."""
