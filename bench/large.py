@@ -41,10 +41,10 @@ RESULTS = Path(__file__).resolve().parent / "results"
 FACTORS, CLASSES = 64, 256
 SHARD_USERS = 10_000
 FILES = 20
-RANKS, LIST = 2, 46  # processes that train, and items in a list
+RANKS, RHO, ETA = 2, 5, 45  # processes that train; positives and negatives of a list
 TRAINING = (
     f"--devices {RANKS} --objective hinge+drm --init normal --epochs 1 --eval-every 0 --batch-size 65536 "
-    f"--factors {FACTORS}"
+    f"--rho {RHO} --eta {ETA} --factors {FACTORS}"
 )
 PAPER = 10**9  # interactions of an estimate
 SIZES = {"users": 10**7, "items": 10**6, "interactions": 10**8}
@@ -166,7 +166,7 @@ def least(stage: str, folder: Path) -> dict[str, float]:
     meta = json.loads((folder / "data" / "meta.json").read_text())
     vectors = 4 * FACTORS * (meta["users"] + meta["items"])
     if stage == "train":  # scores, gradients of users and of items; each process holds its part of the tables
-        operations = 6 * LIST * FACTORS * 0.7 * meta["interactions"]
+        operations = 6 * (RHO + ETA) * FACTORS * 0.7 * meta["interactions"] / RHO
         arrays = 2 * vectors / RANKS + 4 * 0.7 * meta["interactions"]
         return {"read": data, "written": 2 * vectors, "operations": operations, "arrays": arrays}
     if stage == "model":
