@@ -396,6 +396,14 @@ def test_rows_of_a_single_file_are_verified(tmp_path: Path) -> None:
         read_rows(tmp_path / FILE, {"user_factors": slice(0, 1)})
 
 
+def test_a_damaged_length_of_the_header_does_not_fill_the_memory(tmp_path: Path) -> None:
+    write_tensors(tmp_path / FILE, example(), METADATA)
+    with (tmp_path / FILE).open("r+b") as file:
+        file.write((1 << 30).to_bytes(8, "little"))
+        file.truncate((1 << 30) + 8)  # a sparse file
+    refused(tmp_path / FILE, "its header is cut off, or it is not a safetensors file")
+
+
 @pytest.mark.parametrize(
     "name", ["../a/model-e1-p0-0-of-3.safetensors", "/etc/passwd", "model.safetensors", "..", "", 7, None, ["x"]]
 )
