@@ -82,6 +82,15 @@ def compare(
         bool, typer.Option("--grid", help="Try all points of the search space.", rich_help_panel=MODELS)
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Final trainings of each model.", rich_help_panel=MODELS)] = 5,
+    factors: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=r"Factors of all models that have them. \[searched]",
+            rich_help_panel=MODELS,
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -131,7 +140,8 @@ def compare(
                 "--min-train": min_train != MIN_TRAIN,
             }
         )
-        plan = Plan(names_of(models), space_name(space), None if grid else trials, seeds)
+        fixed = {} if factors is None else {"factors": factors}
+        plan = Plan(names_of(models), space_name(space), None if grid else trials, seeds, fixed=fixed)
         place = complete.required_dataset(str(runs[0]) if runs else None, dataset)
         _compare_models(plan, place, out, overwrite, workers, as_json, reporter)
         return

@@ -9,7 +9,7 @@ Importing this module imports no torch: the command line reads the names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal
 
@@ -40,6 +40,12 @@ class Entry:
     paper: Space = field(default_factory=dict)
     paper_fixed: Mapping[str, Any] = field(default_factory=dict)
 
+    def with_fixed(self, options: Mapping[str, Any]) -> Entry:
+        """Return the entry with further fixed options, those that its model has."""
+        mine = {name: value for name, value in options.items() if name in config_class(self.model).fields()}
+        open_in_paper = {name: value for name, value in self.paper_fixed.items() if name not in mine}
+        return replace(self, fixed={**self.fixed, **mine}, paper_fixed=open_in_paper)
+
     def base(self, space: SpaceName, metric: str) -> Config:
         """Return the configuration whose searched options the trials replace."""
         fixed = {**self.fixed, **(self.paper_fixed if space == "paper" else {})}
@@ -47,11 +53,9 @@ class Entry:
 
     def space(self, space: SpaceName) -> Space:
         """Return the searched options and their values."""
-        if space == "paper":
-            if not self.paper:
-                raise InputError(f"`space` paper: the paper does not have {self.name}; use ours, or leave it out")
-            return self.paper
-        found = self.base("ours", "recall@50").search_space()
+        if space == "paper" and not self.paper:
+            raise InputError(f"`space` paper: the paper does not have {self.name}; use ours, or leave it out")
+        found = self.paper if space == "paper" else self.base("ours", "recall@50").search_space()
         return {name: values for name, values in found.items() if name not in self.fixed}
 
     def settings(self, space: SpaceName, metric: str, trials: int | None) -> list[Config]:

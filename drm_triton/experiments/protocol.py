@@ -20,11 +20,11 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Plan:
     trials : number of random points for each model; None for all points of the space
     seeds : number of final trainings of each model
     metric : validation metric that chooses the options
+    fixed : options that are not searched, for all models that have them
     """
 
     models: tuple[str, ...]
@@ -70,6 +71,7 @@ class Plan:
     trials: int | None = 20
     seeds: int = 5
     metric: str = "recall@50"
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -81,7 +83,7 @@ class Plan:
 
     def entries(self) -> list[Entry]:
         """Return the entries."""
-        return entries(self.models)
+        return [entry.with_fixed(self.fixed) for entry in entries(self.models)]
 
 
 class Comparison:

@@ -154,6 +154,17 @@ def test_the_space_of_the_paper() -> None:
         Plan(("popularity",), space="paper")
 
 
+def test_fixed_options_are_not_searched() -> None:
+    for space in ("ours", "paper"):
+        plan = Plan(("ease", "wmf")[space == "paper" :], space, fixed={"factors": 7})
+        (wmf,) = (entry for entry in plan.entries() if entry.name == "wmf")
+        found = [config.to_dict() for config in wmf.settings(space, "recall@50", 5)]
+        assert {options["factors"] for options in found} == {7}
+        assert len({options["regularization"] for options in found}) > 1
+    (sqlrank,) = Plan(("sqlrank",), "paper", fixed={"epochs": 3}).entries()
+    assert sqlrank.settings("paper", "recall@50", 1)[0].epochs == 3  # the paper's own number gives way
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
