@@ -9,6 +9,7 @@ Importing this module imports no torch: the command line reads the names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal
@@ -65,33 +66,25 @@ class Entry:
         base, options = self.base(space, metric), self.space(space)
         if not options:
             return [base]
+        if trials is None:
+            return list(self._grid(space, base, options))
         drawn = draws(options, base)
         if space == "paper" and any(base.to_dict().get(name) not in values for name, values in options.items()):
             next(drawn)  # the defaults, which are not a point of the paper's grid
-        points = _grid(options, base) if trials is None else islice(drawn, trials)
-        return [_derived(self, space, replaced(base, **point)) for point in points]
+        return [replaced(base, **self._complete(space, point)) for point in islice(drawn, trials)]
 
+    def _grid(self, space: SpaceName, base: Config, options: Space) -> Iterator[Config]:
+        """Yield the configurations of all points of the space, without those that are rejected."""
+        from drm_triton.training.tune import replaced
 
-def _grid(space: Space, base: Config) -> Iterator[dict[str, Any]]:
-    """Yield all points of a space that the configuration accepts."""
-    from drm_triton.training.tune import replaced
+        for values in product(*options.values()):
+            point = dict(zip(options, values, strict=True))
+            with suppress(InputError):
+                yield replaced(base, **self._complete(space, point))
 
-    for values in product(*space.values()):
-        point = dict(zip(space, values, strict=True))
-        try:
-            replaced(base, **point)
-        except InputError:
-            continue
-        yield point
-
-
-def _derived(entry: Entry, space: SpaceName, config: Config) -> Config:
-    """Set options that depend on others: the paper has 15 negatives for each positive of DRM."""
-    from drm_triton.training.tune import replaced
-
-    if space == "paper" and entry.model == "drm":
-        return replaced(config, eta=15 * config.to_dict()["rho"])
-    return config
+    def _complete(self, space: SpaceName, point: dict[str, Any]) -> dict[str, Any]:
+        """Add options that depend on others: the paper has 15 negatives for each positive of DRM."""
+        return {**point, "eta": 15 * point["rho"]} if space == "paper" and self.model == "drm" else point
 
 
 FACTORS = (16, 32, 64, 128)

@@ -16,6 +16,7 @@ from drm_triton.experiments.protocol import Comparison, Plan, _runner, run_task
 from drm_triton.lock import Lock
 from drm_triton.models import model_class
 from drm_triton.models.configs import CONFIGS
+from drm_triton.training import tune
 
 NAMES = ("popularity", "small-softmax", "small-dot")
 
@@ -139,6 +140,33 @@ def test_a_failed_training_is_an_outcome(finished: Comparison, monkeypatch: pyte
     monkeypatch.setattr("drm_triton.model.DRM.train", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
     outcome = run_task(task)
     assert (outcome["status"], outcome["error"]) == ("failed", "out of memory")
+
+
+def test_failed_trainings_are_repeated_on_request(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = Comparison(tmp_path, data, Plan(("popularity",), trials=1, seeds=1))
+    with monkeypatch.context() as patch:
+        patch.setattr("drm_triton.models.Popularity.train", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        comparison.run(workers=1)
+    assert [outcome["status"] for outcome in comparison.outcomes] == ["failed"]
+    comparison.run(workers=1)
+    assert [outcome["status"] for outcome in comparison.outcomes] == ["failed"]
+    comparison.run(workers=1, retry_failed=True)
+    assert [outcome["status"] for outcome in comparison.outcomes] == ["done", "done"]
+    again = Comparison(tmp_path, data, comparison.plan)
+    assert again.outcomes == comparison.outcomes  # the failure is in the file, and counts no more
+    assert result_of(again).trials == {"popularity": (1, 0, again.outcomes[0]["seconds"])}
+
+
+def test_a_configuration_of_a_grid_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, replaced = [], tune.replaced
+    monkeypatch.setattr(tune, "replaced", lambda *args, **options: made.append(options) or replaced(*args, **options))
+    grid = ENTRIES["sqlrank"].settings("paper", "recall@50", None)
+    assert len(made) == len(grid) == 28
+    assert [config.to_dict()["eta"] for config in ENTRIES["drm-dot"].settings("paper", "recall@50", 2)] == [
+        15 * options["rho"] for options in made[-2:]
+    ]
 
 
 def test_the_space_of_the_paper() -> None:
