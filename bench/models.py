@@ -4,7 +4,8 @@
         [--factors 64,128]
 
 All programs have the same threads, data and settings, and take turns; a result is the ratio of medians over the rounds,
-of seconds and of the processor's seconds in all threads. On a machine in use, only the latter compare.
+of seconds and of the processor's seconds in all threads. On a busy machine, only the latter compare, and only with one
+thread (NUMBA_NUM_THREADS=1 in the environment): threads of BLAS and OpenMP spin while they wait for each other.
 
 - als: wmf, and ials with the same objective (ridge_power 0), against ALS of implicit with its fastest solver (CG) and
   BLAS threads off, as it advises. Each of ours runs until its loss is at most that of implicit after 15 iterations.
@@ -198,7 +199,8 @@ def race_ease(train: CSR, rounds: int) -> dict[str, tuple[Times, Times]]:
 
     def inverse() -> Times:
         matrix = gram.copy(order="F")
-        return seconds(lambda: lapack.spotri(lapack.spotrf(matrix, overwrite_a=True)[0], overwrite_c=True))
+        with threadpool_limits(n_threads(), "blas"):
+            return seconds(lambda: lapack.spotri(lapack.spotrf(matrix, overwrite_a=True)[0], overwrite_c=True))
 
     found = medians(
         {
@@ -269,7 +271,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "# Speed of the models",
         "",
         "Times as fast as the rival, by medians of seconds, and of the processor's seconds in all threads. On a busy",
-        "machine, only the latter compare. `python -m bench.models` says what is compared.",
+        "machine, only the latter compare, and only with one thread. `python -m bench.models` says what is compared.",
         "",
         "| model | set | setting | ours, s | rival, s | times as fast | by processor | wanted | rounds | machine |",
         "|---|---|---|---|---|---|---|---|---|---|",

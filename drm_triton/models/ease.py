@@ -80,7 +80,7 @@ def _ridge_inverse(
 ) -> Tensor:
     """Return (X^T X + regularization I)^-1: [N, N]. It needs the memory of one such matrix."""
     n = interactions.shape[1]
-    inverse = torch.from_numpy(np.empty((n, n), np.float64 if dtype == torch.float64 else np.float32))
+    inverse = torch.from_numpy(np.zeros((n, n), np.float64 if dtype == torch.float64 else np.float32))
     lower_gram(interactions, inverse.numpy())
     inverse.diagonal().add_(regularization)
     try:

@@ -164,9 +164,6 @@ def test_a_configuration_of_a_grid_is_made_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tune, "replaced", lambda *args, **options: made.append(options) or replaced(*args, **options))
     grid = ENTRIES["sqlrank"].settings("paper", "recall@50", None)
     assert len(made) == len(grid) == 28
-    assert [config.to_dict()["eta"] for config in ENTRIES["drm-dot"].settings("paper", "recall@50", 2)] == [
-        15 * options["rho"] for options in made[-2:]
-    ]
 
 
 def test_the_space_of_the_paper() -> None:
