@@ -84,7 +84,7 @@ def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Setting]:
         model.fit_partial(interactions, epochs=epochs, num_threads=number)
 
     epoch(threads.n_threads(), EPOCHS_BEFORE)
-    return model, fastest({f"{n} threads": (train.nnz, partial(epoch, n)) for n in thread_counts()})
+    return model, fastest({f"threads {n}": (train.nnz, partial(epoch, n)) for n in thread_counts()})
 
 
 def plain_torch(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Setting:
@@ -164,7 +164,7 @@ def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 
                 for epochs in (EPOCHS_BEFORE, EPOCHS_BEFORE + BUFFALO_EPOCHS)
             )
             times = [seconds(longer) - seconds(shorter) for _ in range(runs)]
-            rates[f"{number} threads"] = BUFFALO_EPOCHS * train.nnz / statistics.median(times)
+            rates[f"threads {number}"] = BUFFALO_EPOCHS * train.nnz / statistics.median(times)
     return max(rates.items(), key=lambda setting: setting[1])
 
 
@@ -293,7 +293,7 @@ def evaluation(data: Dataset, factors: int) -> list[Row]:
     }
     if baselines.implicit_model(state.U, state.V) is not None:
         candidates = {
-            f"{n} threads": (1, baselines.implicit_evaluate(state.U, state.V, 50, train, test, n))
+            f"threads {n}": (1, baselines.implicit_evaluate(state.U, state.V, 50, train, test, n))
             for n in thread_counts()
         }
         runners["implicit, ranking_metrics_at_k"] = fastest(candidates).run
