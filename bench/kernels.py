@@ -39,7 +39,7 @@ from torch import Tensor
 from drm_triton.bench import baselines
 from drm_triton.bench.kernels_report import plot, show
 from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
-from drm_triton.config import SHARE
+from drm_triton.config import TrainConfig
 from drm_triton.errors import InputError
 from drm_triton.exercises import Case
 from drm_triton.functional import drm_loss, soft_topk
@@ -74,9 +74,9 @@ class Sizes:
         for name, value in asdict(self).items():
             if value < 1:
                 raise InputError(f"bench kernels: `{name}` must be at least 1, got {value}")
-        if self.batch % SHARE:
+        if self.batch % TrainConfig.share:
             raise InputError(
-                f"bench kernels: `batch` must be a multiple of {SHARE}, the number of lists that share "
+                f"bench kernels: `batch` must be a multiple of {TrainConfig.share}, the number of lists that share "
                 f"negatives, got {self.batch}"
             )
 
@@ -104,7 +104,9 @@ def factors(rows: int, d: int, device: str, seed: int) -> Tensor:
     return torch.randn(rows, d, generator=generator).div(4 * d**0.5).to(device)
 
 
-def make_plan(n_items: int, rho: int, eta: int, device: str, users: int = Sizes.users, share: int = SHARE) -> ListPlan:
+def make_plan(
+    n_items: int, rho: int, eta: int, device: str, users: int = Sizes.users, share: int = TrainConfig.share
+) -> ListPlan:
     """Return a plan of lists for random interactions.
 
     The mean number of interactions of a user is that of SketchFab, and its distribution is log-normal. Some items are
@@ -262,7 +264,9 @@ def step(size: Sizes, quick: bool) -> list[Row]:
     """
     ours, device = backend_and_device()
     n, d, rho = size.n, size.factors, size.rho
-    plan, unshared_plan = (make_plan(size.items, size.rho, size.eta, device, size.users, share) for share in (SHARE, 1))
+    plan, unshared_plan = (
+        make_plan(size.items, size.rho, size.eta, device, size.users, share) for share in (TrainConfig.share, 1)
+    )
     U, V = factors(size.users, d, device, 1), factors(size.items, d, device, 2)
     rows = []
     for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
@@ -458,7 +462,7 @@ def run_tuning(size: Sizes) -> None:
     backend, device = backend_and_device()
     users, items = min(size.users, 4096), min(size.items, 8192)
     sizes = (size.batch, users, items, size.rho, max(CUT_OFFS))  # validation ranks that many items
-    case = Case(size.n, size.factors, "dot", SHARE, torch.float32, *sizes)
+    case = Case(size.n, size.factors, "dot", TrainConfig.share, torch.float32, *sizes)
     tune(backend, torch.device(device), case)
 
 

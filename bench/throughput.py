@@ -46,7 +46,6 @@ from torch import Tensor
 from drm_triton import Dataset, TrainConfig
 from drm_triton.bench import baselines
 from drm_triton.bench.record import RESULTS, Row, Setting, environment, fastest, save, time_in_turns
-from drm_triton.config import SHARE
 from drm_triton.data.dataset import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
@@ -63,7 +62,7 @@ from drm_triton.training.step import catalogue_step, list_plan, objective_of, ta
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
 BATCHES = (512, 1024, 2048, 4096, 8192, BATCH)  # that plain PyTorch chooses from
-LONG_ETA, LONG_BATCH = 1000, 4096
+LONG_ETA, LONG_BATCH, LONG_SHARE = 1000, 4096, 256
 EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
 BUFFALO_EPOCHS = 5  # timed epochs
 
@@ -172,7 +171,9 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     """Measure positives and sampled negatives per second of each trainer."""
     backend, device = get_backend("cpu"), torch.device("cpu")
     config = TrainConfig(factors=factors, objective="hinge+drm", rho=rho, eta=eta, init="normal")
-    plan, unshared_plan = (list_plan(dataclasses.replace(config, share=share), train, device) for share in (None, 1))
+    plan, unshared_plan = (
+        list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1)
+    )
     state, per_positive = initial_state(config, train, device), eta // rho
     users, items, _ = backend.sample_lists(unshared_plan, 0, 0, BATCH)
     objective, usual = objective_of(config, train.shape[1]), config.batch_in_force
@@ -219,15 +220,14 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
     backend, device = get_backend("cpu"), torch.device("cpu")
     config = TrainConfig(factors=factors, objective="hinge+drm")
     long_config = dataclasses.replace(config, eta=LONG_ETA, batch_size=LONG_BATCH)
-    narrow_config = dataclasses.replace(long_config, share=SHARE)
-    plan, long_plan, narrow_plan = (list_plan(c, train, device) for c in (config, long_config, narrow_config))
+    wide_config = dataclasses.replace(long_config, share=LONG_SHARE)
+    plan, long_plan, wide_plan = (list_plan(c, train, device) for c in (config, long_config, wide_config))
     state, objective = initial_state(config, train, device), objective_of(config, train.shape[1])
     while state.position < plan.n_lists:
         stop = min(state.position + config.batch_in_force, plan.n_lists)
         take_step(state, plan, stop, config, objective, backend, config.lr)
-    share = long_plan.share
-    groups, rows = LONG_BATCH // share, state.V[:LONG_ETA].T.contiguous()
-    users, scores = state.U[:share], torch.empty(groups, share, LONG_ETA)
+    groups, rows = LONG_BATCH // config.share, state.V[:LONG_ETA].T.contiguous()
+    users, scores = state.U[: config.share], torch.empty(groups, config.share, LONG_ETA)
 
     def product() -> None:
         with one_torch_thread():
@@ -237,7 +237,7 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
         {
             "45": baselines.backend_step(backend, plan, state.U, state.V, objective, BATCH),
             "long": baselines.backend_step(backend, long_plan, state.U, state.V, objective, LONG_BATCH),
-            "narrow": baselines.backend_step(backend, narrow_plan, state.U, state.V, objective, LONG_BATCH),
+            "wide": baselines.backend_step(backend, wide_plan, state.U, state.V, objective, LONG_BATCH),
             "floor": product,
         },
         seconds=15,
@@ -245,7 +245,7 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
     rates = {
         f"{config.eta_in_force} negatives": BATCH / times["45"],
         f"{LONG_ETA} negatives": LONG_BATCH / times["long"],
-        f"{LONG_ETA} negatives, share {SHARE}": LONG_BATCH / times["narrow"],
+        f"{LONG_ETA} negatives, share {LONG_SHARE}": LONG_BATCH / times["wide"],
         f"{LONG_ETA} negatives, limit: the product of the scores alone": LONG_BATCH / times["floor"],
     }
     first = next(iter(rates.values()))

@@ -36,9 +36,6 @@ OVER_CATALOGUE = ("softmax", "softmax@k")  # objectives that are defined for the
 SOFTMAX_K = 20
 POOL = 32768
 SAMPLED_BATCH = 2048
-# Lists that share negatives. A step draws eta / share negatives per list: 1.4 by default, 2 or more in long lists.
-SHARE = 32
-LONG_SHARE, LONG_SHARE_ETA = 256, 512
 CATALOGUE_BATCH = 256  # users; a step with more of them changes every item less often
 
 
@@ -121,14 +118,13 @@ class TrainConfig(Config):
         unset=f"15 times `rho`, at least {MIN_ETA}",
         search=(15, 45, 90),
     )
-    share: int | None = option(
-        None,
+    share: int = option(
+        32,
         "Number of consecutive lists that use the same negatives. 1 draws negatives for each list.",
         LISTS,
         least=1,
         most=MAX_INT32,
         paper=(1,),
-        unset=f"{SHARE}, and for `eta` of {LONG_SHARE_ETA} or more {LONG_SHARE} if `batch_size` is a multiple of it",
     )
     user_sampling: UserSampling = option(
         "proportional", "How users are drawn: in proportion to their number of interactions, or uniformly.", LISTS
@@ -263,8 +259,8 @@ class TrainConfig(Config):
         super().__post_init__()
         if "drm" in self.objective and self.k is not None and self.k > self.rho + self.eta_in_force:
             raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta_in_force}, got {self.k}")
-        if self.negatives_in_force == "sampled" and self.batch_in_force % self.share_in_force:
-            raise InputError(_batch_problem(self.batch_in_force, self.share_in_force))
+        if self.negatives_in_force == "sampled" and self.batch_in_force % self.share:
+            raise InputError(_batch_problem(self.batch_in_force, self.share))
         if self.negatives == "all" and self.objective not in OVER_CATALOGUE:
             raise InputError(f"`negatives` all needs `objective` {' or '.join(OVER_CATALOGUE)}, got {self.objective}")
         if self.negatives == "sampled" and self.objective == "softmax@k":
@@ -276,11 +272,6 @@ class TrainConfig(Config):
     def eta_in_force(self) -> int:
         """Number of negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
-
-    @property
-    def share_in_force(self) -> int:
-        """Number of lists that use the same negatives."""
-        return default_share(self.eta_in_force, self.batch_in_force) if self.share is None else self.share
 
     @property
     def score_in_force(self) -> Score:
@@ -335,7 +326,6 @@ class TrainConfig(Config):
             score=self.score_in_force,
             negatives=self.negatives_in_force,
             eta=self.eta_in_force,
-            share=self.share_in_force,
             k=self.k_in_force,
             batch_size=self.batch_in_force,
         )
@@ -365,8 +355,7 @@ class TrainConfig(Config):
         """
         # A model that was saved has explicit values in place of defaults that depend on other options.
         usual = TrainConfig(objective=self.objective).negatives_in_force
-        share = default_share(self.eta_in_force, self.batch_in_force)
-        decisive = {"rho": TrainConfig.rho, "objective": TrainConfig.objective, "negatives": usual, "share": share}
+        decisive = {"rho": TrainConfig.rho, "objective": TrainConfig.objective, "negatives": usual}
         defaults = TrainConfig(rho=self.rho, objective=self.objective, negatives=self.negatives).resolved()
         values = dataclasses.asdict(self)
         return {
@@ -430,17 +419,6 @@ class TrainConfig(Config):
     @classmethod
     def _of_model(cls) -> str:
         return ""
-
-
-def default_share(eta: int, batch_size: int) -> int:
-    """Return the number of lists that use the same negatives, unless an option says it.
-
-    Examples
-    --------
-    >>> default_share(45, 2048), default_share(1000, 2048)
-    (32, 256)
-    """
-    return LONG_SHARE if eta >= LONG_SHARE_ETA and batch_size % LONG_SHARE == 0 else SHARE
 
 
 def of_trained_model(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,9 +99,8 @@ class DRM(FactorRecommender[TrainConfig]):
     eta : int, optional
         Number of negatives in a training list: items that its user does not have. Default: 15 times `rho`, at least
         45.
-    share : int, optional
-        Number of consecutive lists that use the same negatives. 1 draws negatives for each list. Default: 32, and for
-        `eta` of 512 or more 256 if `batch_size` is a multiple of it.
+    share : int, default 32
+        Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"
         How users are drawn: in proportion to their number of interactions, or uniformly.
     objective : {"hinge+drm", "hinge", "drm", "mse", "mse+drm", "softmax", "softmax+drm", "softmax@k", "psl", "psl+drm",
@@ -187,7 +186,7 @@ class DRM(FactorRecommender[TrainConfig]):
         negatives: Negatives | None = None,
         pool: int = 32768,
         eta: int | None = None,
-        share: int | None = None,
+        share: int = 32,
         user_sampling: UserSampling = "proportional",
         objective: ObjectiveName = "softmax",
         k: int | None = None,

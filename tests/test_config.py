@@ -112,25 +112,6 @@ def test_a_batch_holds_whole_groups_of_lists(batch_size: int, share: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "share"),
-    [
-        ({}, 32),
-        ({"eta": 511}, 32),
-        ({"eta": 512}, 256),
-        ({"eta": 1000, "batch_size": 512}, 256),
-        ({"eta": 1000, "batch_size": 96}, 32),
-        ({"eta": 1000, "share": 8}, 8),
-        ({"eta": 1000, "share": 1, "batch_size": 7}, 1),
-    ],
-)
-def test_long_lists_share_their_negatives_in_larger_groups(options: dict[str, Any], share: int) -> None:
-    config = TrainConfig(objective="hinge+drm", **options)
-    assert config.share_in_force == share
-    assert config.resolved().share == share
-    assert config.resolved().changed() == {"objective": "hinge+drm", **options}
-
-
-@pytest.mark.parametrize(
     ("options", "score", "negatives", "k"),
     [
         ({}, "cosine", "all", 1),

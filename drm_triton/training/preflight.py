@@ -38,8 +38,7 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         per_weight = 4
     else:
         n_lists = min(config.batch_in_force, interactions)
-        share = config.share_in_force
-        shared_sums = n * config.factors // share if share > 1 else 0  # gradients summed over a group
+        shared_sums = n * config.factors // config.share if config.share > 1 else 0  # gradients summed over a group
         batch = 4 * n_lists * (4 * n + 2 * config.factors + shared_sums)
         per_weight = 4 + 8  # with a key
     per_interaction = 4 + (0 if config.interaction_weights == "off" else per_weight)

@@ -228,6 +228,6 @@ def list_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPlan:
         eta=config.eta_in_force,
         seed=config.seed,
         user_sampling=config.user_sampling,
-        share=config.share_in_force,
+        share=config.share,
         weights=training_weights(config, fit, device),
     )
