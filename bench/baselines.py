@@ -160,16 +160,14 @@ def implicit_recommend(queries: Tensor, V: Tensor, k: int, seen: tuple[Tensor, T
     return run
 
 
-def implicit_evaluate(queries: Tensor, V: Tensor, k: int, train: Any, test: Any) -> Callable[[], None] | None:
-    """Return a run of implicit's evaluation with these factors and scipy matrices; None if it is not installed."""
+def implicit_evaluate(queries: Tensor, V: Tensor, k: int, train: Any, test: Any, threads: int) -> Callable[[], None]:
+    """Return a run of implicit's evaluation with these factors and scipy matrices, on this number of threads."""
     model = implicit_model(queries, V)
-    if model is None:
-        return None
     from implicit.evaluation import ranking_metrics_at_k
     from threadpoolctl import threadpool_limits
 
     def run() -> None:
         with threadpool_limits(1, "blas"):
-            ranking_metrics_at_k(model, train, test, K=k, show_progress=False, num_threads=torch.get_num_threads())
+            ranking_metrics_at_k(model, train, test, K=k, show_progress=False, num_threads=threads)
 
     return run

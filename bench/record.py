@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import torch
@@ -61,6 +61,27 @@ def time_in_turns(
                 runs += 1
             times[name].append((time.perf_counter() - start) / runs)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+class Setting(NamedTuple):
+    """A way to run a program."""
+
+    label: str
+    work: float  # done by one run, in the unit that all ways have in common
+    run: Callable[[], object]
+
+
+def fastest(candidates: Mapping[str, tuple[float, Callable[[], object]]], seconds: float = 5.0) -> Setting:
+    """Race ways to run a program, given as work and function by label, and return the one that does most per second.
+
+    Examples
+    --------
+    >>> fastest({"slow": (1, lambda: time.sleep(0.01)), "fast": (2, lambda: time.sleep(0.01))}, seconds=0).label
+    'fast'
+    """
+    times = time_in_turns({label: run for label, (_, run) in candidates.items()}, seconds, least=3)
+    label = max(candidates, key=lambda x: candidates[x][0] / times[x])
+    return Setting(label, *candidates[label])
 
 
 def _git(*arguments: str) -> str:

@@ -13,6 +13,10 @@ at most as many negatives as ours has for each positive (max_sampled = eta / rho
 the trained model. The output contains both positives per second and sampled negatives per second. The printed limit is
 the time of the two gathers alone with share 1, for the same rows and with the same prefetching.
 
+Every rival runs with its own best setting, which a shorter race in the same run finds: plain PyTorch with the batch of
+BATCHES that gives it the most positives per second, in each of two versions, and the others with the number of threads
+that suits them best. Ours has batches of 16,384 lists, and also those of its default.
+
 Long lists: lists per second with 1,000 negatives, compared with 45, on a model that one epoch has trained. Hinge and
 DRM have a gradient at a few dozen items of a list, so the work is that of the scores, 2 n d operations, a few passes
 over them, and the update of the rows with a gradient. The limit is the product of the scores alone, group by group.
@@ -41,7 +45,7 @@ from torch import Tensor
 
 from drm_triton import Dataset, TrainConfig
 from drm_triton.bench import baselines
-from drm_triton.bench.record import RESULTS, Row, environment, save, time_in_turns
+from drm_triton.bench.record import RESULTS, Row, Setting, environment, fastest, save, time_in_turns
 from drm_triton.data.dataset import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
@@ -49,6 +53,7 @@ from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.cpu.losses import score_items
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import allocating
+from drm_triton.kernels.protocol import ListPlan
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.loop import initial_state
@@ -56,23 +61,36 @@ from drm_triton.training.step import catalogue_step, list_plan, objective_of, ta
 
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
+BATCHES = (512, 1024, 2048, 4096, 8192, BATCH)  # that plain PyTorch chooses from
 LONG_ETA, LONG_BATCH, LONG_SHARE = 1000, 4096, 256
 EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
 BUFFALO_EPOCHS = 5  # timed epochs
 
 
-def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Callable[[], None]]:
-    """Return a trained model, and a function that trains it for one more epoch."""
+def thread_counts() -> list[int]:
+    """Return the numbers of threads that a rival chooses from."""
+    return sorted({1, max(1, threads.n_threads() // 2), threads.n_threads()})
+
+
+def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Setting]:
+    """Return a trained model, and how it is trained for one more epoch, with the best number of threads."""
     from lightfm import LightFM
 
     model = LightFM(loss="warp", no_components=factors, max_sampled=draws, random_state=0)
     interactions = train.to_scipy().copy().tocoo()
 
-    def epoch(epochs: int = 1) -> None:
-        model.fit_partial(interactions, epochs=epochs, num_threads=threads.n_threads())
+    def epoch(number: int, epochs: int = 1) -> None:
+        model.fit_partial(interactions, epochs=epochs, num_threads=number)
 
-    epoch(EPOCHS_BEFORE)
-    return model, epoch
+    epoch(threads.n_threads(), EPOCHS_BEFORE)
+    return model, fastest({f"threads {n}": (train.nnz, partial(epoch, n)) for n in thread_counts()})
+
+
+def plain_torch(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Setting:
+    """Return a training step of plain PyTorch with its best batch of these lists."""
+    return fastest(
+        {f"batch {B}": (rho * B, baselines.torch_step(U, V, users[:B], items[:B], rho, sparse)) for B in BATCHES}
+    )
 
 
 def mean_draws(model: Any, train: CSR, draws: int, sample: int = 3000) -> float:
@@ -120,8 +138,11 @@ print(json.dumps(time.perf_counter() - began))
 """
 
 
-def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 3) -> float:
-    """Return positives per second of buffalo's WARP: a long training minus a short one, in another interpreter."""
+def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 3) -> tuple[str, float]:
+    """Return the best number of threads of buffalo's WARP, and its positives per second.
+
+    They are those of a long training minus a short one, in another interpreter.
+    """
     import scipy.io
 
     def seconds(code: str) -> float:
@@ -133,15 +154,17 @@ def buffalo_rate(python: str, train: CSR, factors: int, draws: int, runs: int = 
     with tempfile.TemporaryDirectory() as folder:
         main = f"{folder}/train.mtx"
         scipy.io.mmwrite(main, train.to_scipy())
-        shorter, longer = (
-            BUFFALO.format(
-                factors=factors, epochs=epochs, threads=threads.n_threads(), draws=draws, main=main,
-                path=f"{folder}/train.h5py",
+        rates = {}
+        for number in thread_counts():
+            shorter, longer = (
+                BUFFALO.format(
+                    factors=factors, epochs=epochs, threads=number, draws=draws, main=main, path=f"{folder}/train.h5py"
+                )
+                for epochs in (EPOCHS_BEFORE, EPOCHS_BEFORE + BUFFALO_EPOCHS)
             )
-            for epochs in (EPOCHS_BEFORE, EPOCHS_BEFORE + BUFFALO_EPOCHS)
-        )  # fmt: skip
-        times = [seconds(longer) - seconds(shorter) for _ in range(runs)]
-    return BUFFALO_EPOCHS * train.nnz / statistics.median(times)
+            times = [seconds(longer) - seconds(shorter) for _ in range(runs)]
+            rates[f"threads {number}"] = BUFFALO_EPOCHS * train.nnz / statistics.median(times)
+    return max(rates.items(), key=lambda setting: setting[1])
 
 
 def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) -> list[Row]:
@@ -153,32 +176,34 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
     )
     state, per_positive = initial_state(config, train, device), eta // rho
     users, items, _ = backend.sample_lists(unshared_plan, 0, 0, BATCH)
-    warp, epoch = lightfm(train, factors, per_positive)
-    times = time_in_turns(
-        {
-            "ours": baselines.backend_step(
-                backend, plan, state.U, state.V, objective_of(config, train.shape[1]), BATCH
-            ),
-            "ours, share 1": baselines.backend_step(
-                backend, unshared_plan, state.U, state.V, objective_of(config, train.shape[1]), BATCH
-            ),
-            "plain PyTorch, dense": baselines.torch_step(state.U, state.V, users, items, rho, sparse=False),
-            "plain PyTorch, sparse": baselines.torch_step(state.U, state.V, users, items, rho, sparse=True),
-            "LightFM WARP": epoch,
-            "limit: the two gathers alone": gather(state.U, state.V, users, items),
-        },
-        seconds=20,
-    )
-    times["limit: the two gathers alone"] *= 2
-    rates = {name: BATCH * rho / seconds for name, seconds in times.items()}
-    rates["LightFM WARP"] = train.nnz / times["LightFM WARP"]
+    objective, usual = objective_of(config, train.shape[1]), config.batch_in_force
+    warp, of_lightfm = lightfm(train, factors, per_positive)
+
+    def ours(plan: ListPlan, B: int) -> Setting:
+        return Setting(f"batch {B}", rho * B, baselines.backend_step(backend, plan, state.U, state.V, objective, B))
+
+    settings = {
+        "ours": ours(plan, BATCH),
+        "ours, default batch": ours(plan, usual),
+        "ours, share 1": ours(unshared_plan, BATCH),
+        "plain PyTorch, dense": plain_torch(state.U, state.V, users, items, rho, sparse=False),
+        "plain PyTorch, sparse": plain_torch(state.U, state.V, users, items, rho, sparse=True),
+        "LightFM WARP": of_lightfm,
+        "limit: the two gathers alone": Setting(
+            f"batch {BATCH}", rho * BATCH / 2, gather(state.U, state.V, users, items)
+        ),
+    }
+    times = time_in_turns({name: setting.run for name, setting in settings.items()}, seconds=20)
+    rates = {name: setting.work / times[name] for name, setting in settings.items()}
+    labels = {name: setting.label for name, setting in settings.items()}
     negatives = dict.fromkeys(rates, float(per_positive))
     negatives["LightFM WARP"] = mean_draws(warp, train, per_positive)
     if buffalo:
-        rates["buffalo WARP"] = buffalo_rate(buffalo, train, factors, per_positive)
+        labels["buffalo WARP"], rates["buffalo WARP"] = buffalo_rate(buffalo, train, factors, per_positive)
     return [
         {
             "trainer": name,
+            "setting": labels[name],
             "rho": rho,
             "eta": eta,
             "positives_per_second": rate,
@@ -266,9 +291,12 @@ def evaluation(data: Dataset, factors: int) -> list[Row]:
     runners: dict[str, Callable[[], object]] = {
         "ours": lambda: evaluate(ranker, data.train, data.test, (50,), min_train=0)
     }
-    other = baselines.implicit_evaluate(state.U, state.V, 50, train, test)
-    if other is not None:
-        runners["implicit, ranking_metrics_at_k"] = other
+    if baselines.implicit_model(state.U, state.V) is not None:
+        candidates = {
+            f"threads {n}": (1, baselines.implicit_evaluate(state.U, state.V, 50, train, test, n))
+            for n in thread_counts()
+        }
+        runners["implicit, ranking_metrics_at_k"] = fastest(candidates).run
     times = time_in_turns(runners, seconds=15)
     users = int((data.test.degrees() > 0).sum())
     return [
@@ -290,10 +318,10 @@ def main() -> None:
     train = data.train
     rows: list[Row] = []
     for title, (rho, eta) in SETTINGS.items():
-        print(f"lists of {title}, batches of {BATCH}, d = {args.factors}")
+        print(f"lists of {title}, d = {args.factors}")
         for row in training(train, args.factors, rho, eta, args.buffalo):
             rows.append(row)
-            line = f"{row['trainer']:<30}{row['positives_per_second']:>12,.0f} positives/s"
+            line = f"{row['trainer']:<30}{row['setting']:<12}{row['positives_per_second']:>12,.0f} positives/s"
             line += f", ours {row['ours_times']:.2f} times"
             if row["negatives_per_second"]:
                 line += f"; {row['negatives_per_second']:,.0f} negatives/s"

@@ -1,5 +1,6 @@
 """`drm-triton compare`: test the differences between runs, or tune models, train them and test the differences."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,12 +83,24 @@ def compare(
         bool, typer.Option("--grid", help="Try all points of the search space.", rich_help_panel=MODELS)
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Final trainings of each model.", rich_help_panel=MODELS)] = 5,
+    factors: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=r"Factors of all models that have them. \[searched]",
+            rich_help_panel=MODELS,
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
             min=1, help=r"Processes, with one thread each. \[all cores]", rich_help_panel=MODELS, show_default=False
         ),
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Repeat the trainings that failed.", rich_help_panel=MODELS)
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
@@ -131,9 +144,10 @@ def compare(
                 "--min-train": min_train != MIN_TRAIN,
             }
         )
-        plan = Plan(names_of(models), space_name(space), None if grid else trials, seeds)
+        fixed = {} if factors is None else {"factors": factors}
+        plan = Plan(names_of(models), space_name(space), None if grid else trials, seeds, fixed=fixed)
         place = complete.required_dataset(str(runs[0]) if runs else None, dataset)
-        _compare_models(plan, place, out, overwrite, workers, as_json, reporter)
+        _compare_models(plan, place, out, overwrite, workers, retry_failed, as_json, reporter)
         return
     ks = parse_cut_offs(k)
     check_min_train(min_train)
@@ -168,6 +182,7 @@ def _compare_models(
     out: Path | None,
     overwrite: bool,
     workers: int | None,
+    retry_failed: bool,
     as_json: bool,
     reporter: "Reporter",
 ) -> None:
@@ -177,17 +192,19 @@ def _compare_models(
     from drm_triton.data.dataset import Dataset
     from drm_triton.experiments.compare import result_of
     from drm_triton.experiments.protocol import PLAN, Comparison
+    from drm_triton.lock import Lock
 
     place = find_dataset(dataset)
     data = Dataset.load(place)
     directory = out or Path("comparisons") / place.absolute().name
     if overwrite:
-        atomic.discard_directory(directory, PLAN)
+        with Lock(directory, "comparison") if (directory / PLAN).exists() else nullcontext():
+            atomic.discard_directory(directory, PLAN)
     comparison = Comparison(directory, data, plan)
     finished = len(comparison.outcomes)
     reporter.line(f"comparison directory {comparison.path}, {finished} trainings finished")
     with continuable():
-        comparison.run(workers, reporter)
+        comparison.run(workers, reporter, retry_failed)
     result = result_of(comparison, reporter)
     result.write(comparison.path)
     if as_json:

@@ -9,6 +9,7 @@ because editors and type checkers read source code; a test compares them with th
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
@@ -79,8 +80,12 @@ def declaration(field: "dataclasses.Field[Any]") -> Option:
 
 def choices(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
     """Return the values of a field with a type `Literal` or `Literal | None`, or nothing for other fields."""
-    kinds = (field.type, *get_args(field.type))
-    return tuple(value for kind in kinds for value in get_args(kind) if isinstance(value, str))
+    return _choices(field.type)
+
+
+@functools.cache  # a grid of thousands of configurations asks again and again
+def _choices(kind: Any) -> tuple[str, ...]:
+    return tuple(value for part in (kind, *get_args(kind)) for value in get_args(part) if isinstance(value, str))
 
 
 def default_text(field: "dataclasses.Field[Any]") -> str:

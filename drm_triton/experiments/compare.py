@@ -175,8 +175,9 @@ def _title(comparison: Comparison) -> str:
     assert data.path is not None
     budget = "the whole grid" if plan.trials is None else f"{plan.trials} trials"
     space = "the paper" if plan.space == "paper" else "tune"
+    fixed = "".join(f", {name} {value}" for name, value in plan.fixed.items())
     machine = f"{processor()}, {time.strftime('%Y-%m-%d')}"
-    return f"{data.path.name}: {budget} in the space of {space}, {plan.seeds} seeds; {machine}"
+    return f"{data.path.name}: {budget} in the space of {space}{fixed}, {plan.seeds} seeds; {machine}"
 
 
 def _legend() -> str:

@@ -9,7 +9,8 @@ Importing this module imports no torch: the command line reads the names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Literal
 
@@ -40,6 +41,12 @@ class Entry:
     paper: Space = field(default_factory=dict)
     paper_fixed: Mapping[str, Any] = field(default_factory=dict)
 
+    def with_fixed(self, options: Mapping[str, Any]) -> Entry:
+        """Return the entry with further fixed options, those that its model has."""
+        mine = {name: value for name, value in options.items() if name in config_class(self.model).fields()}
+        open_in_paper = {name: value for name, value in self.paper_fixed.items() if name not in mine}
+        return replace(self, fixed={**self.fixed, **mine}, paper_fixed=open_in_paper)
+
     def base(self, space: SpaceName, metric: str) -> Config:
         """Return the configuration whose searched options the trials replace."""
         fixed = {**self.fixed, **(self.paper_fixed if space == "paper" else {})}
@@ -47,11 +54,9 @@ class Entry:
 
     def space(self, space: SpaceName) -> Space:
         """Return the searched options and their values."""
-        if space == "paper":
-            if not self.paper:
-                raise InputError(f"`space` paper: the paper does not have {self.name}; use ours, or leave it out")
-            return self.paper
-        found = self.base("ours", "recall@50").search_space()
+        if space == "paper" and not self.paper:
+            raise InputError(f"`space` paper: the paper does not have {self.name}; use ours, or leave it out")
+        found = self.paper if space == "paper" else self.base("ours", "recall@50").search_space()
         return {name: values for name, values in found.items() if name not in self.fixed}
 
     def settings(self, space: SpaceName, metric: str, trials: int | None) -> list[Config]:
@@ -61,33 +66,25 @@ class Entry:
         base, options = self.base(space, metric), self.space(space)
         if not options:
             return [base]
+        if trials is None:
+            return list(self._grid(space, base, options))
         drawn = draws(options, base)
         if space == "paper" and any(base.to_dict().get(name) not in values for name, values in options.items()):
             next(drawn)  # the defaults, which are not a point of the paper's grid
-        points = _grid(options, base) if trials is None else islice(drawn, trials)
-        return [_derived(self, space, replaced(base, **point)) for point in points]
+        return [replaced(base, **self._complete(space, point)) for point in islice(drawn, trials)]
 
+    def _grid(self, space: SpaceName, base: Config, options: Space) -> Iterator[Config]:
+        """Yield the configurations of all points of the space, without those that are rejected."""
+        from drm_triton.training.tune import replaced
 
-def _grid(space: Space, base: Config) -> Iterator[dict[str, Any]]:
-    """Yield all points of a space that the configuration accepts."""
-    from drm_triton.training.tune import replaced
+        for values in product(*options.values()):
+            point = dict(zip(options, values, strict=True))
+            with suppress(InputError):
+                yield replaced(base, **self._complete(space, point))
 
-    for values in product(*space.values()):
-        point = dict(zip(space, values, strict=True))
-        try:
-            replaced(base, **point)
-        except InputError:
-            continue
-        yield point
-
-
-def _derived(entry: Entry, space: SpaceName, config: Config) -> Config:
-    """Set options that depend on others: the paper has 15 negatives for each positive of DRM."""
-    from drm_triton.training.tune import replaced
-
-    if space == "paper" and entry.model == "drm":
-        return replaced(config, eta=15 * config.to_dict()["rho"])
-    return config
+    def _complete(self, space: SpaceName, point: dict[str, Any]) -> dict[str, Any]:
+        """Add options that depend on others: the paper has 15 negatives for each positive of DRM."""
+        return {**point, "eta": 15 * point["rho"]} if space == "paper" and self.model == "drm" else point
 
 
 FACTORS = (16, 32, 64, 128)

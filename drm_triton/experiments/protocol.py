@@ -20,11 +20,12 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Plan:
     trials : number of random points for each model; None for all points of the space
     seeds : number of final trainings of each model
     metric : validation metric that chooses the options
+    fixed : options that are not searched, for all models that have them
     """
 
     models: tuple[str, ...]
@@ -70,6 +72,7 @@ class Plan:
     trials: int | None = 20
     seeds: int = 5
     metric: str = "recall@50"
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -81,7 +84,7 @@ class Plan:
 
     def entries(self) -> list[Entry]:
         """Return the entries."""
-        return entries(self.models)
+        return [entry.with_fixed(self.fixed) for entry in entries(self.models)]
 
 
 class Comparison:
@@ -96,7 +99,6 @@ class Comparison:
 
     def __init__(self, path: str | Path, dataset: Dataset, plan: Plan) -> None:
         self.path, self.dataset, self.plan = Path(path), dataset, plan
-        self._trials: list[Task] | None = None
         if dataset.path is None:
             raise InputError("compare: the data set must be stored on disk; save it first")
         for part in ("valid", "test"):
@@ -118,13 +120,17 @@ class Comparison:
 
     def tuning_tasks(self) -> list[Task]:
         """Return one task for each trial of each model."""
-        if self._trials is None:  # a whole grid has thousands of them
-            self._trials = [
-                self._task(entry.name, "tune", {"model": config.model, **config.to_dict()}, 0)
-                for entry in self.plan.entries()
-                for config in entry.settings(self.plan.space, self.plan.metric, self.plan.trials)
-            ]
-        return self._trials
+        return list(self._trials.values())
+
+    @cached_property
+    def _trials(self) -> dict[str, Task]:
+        """The tuning tasks by their keys. A whole grid has thousands of them."""
+        tasks = [
+            self._task(entry.name, "tune", {"model": config.model, **config.to_dict()}, 0)
+            for entry in self.plan.entries()
+            for config in entry.settings(self.plan.space, self.plan.metric, self.plan.trials)
+        ]
+        return {_key(task): task for task in tasks}
 
     def final_tasks(self) -> list[Task]:
         """Return the final trainings: the best options of each model, with each seed."""
@@ -137,8 +143,8 @@ class Comparison:
 
     def best_trial(self, name: str) -> Outcome | None:
         """Return the best finished trial of a model, the first if tied, among those of the plan."""
-        wanted = {_key(task) for task in self.tuning_tasks() if task["model"] == name}
-        found = [outcome for outcome in self.outcomes if _key(outcome) in wanted and outcome["status"] == "done"]
+        mine = [outcome for outcome in self.outcomes if (outcome["model"], outcome["status"]) == (name, "done")]
+        found = [outcome for outcome in mine if _key(outcome) in self._trials]
         return max(found, key=lambda outcome: outcome[self.plan.metric], default=None)
 
     def best_options(self, name: str) -> dict[str, Any] | None:
@@ -162,10 +168,12 @@ class Comparison:
 
     # -- running them --------------------------------------------------------------------------------------------
 
-    def run(self, workers: int | None = None, reporter: Reporter = SILENT) -> None:
-        """Run what is not finished: first all trials, then the final trainings."""
+    def run(self, workers: int | None = None, reporter: Reporter = SILENT, retry_failed: bool = False) -> None:
+        """Run what is not finished: first all trials, then the final trainings. Failed ones are repeated on request."""
         with Lock(self.path, "comparison"):
             self.outcomes = self._read(repair=True)  # another process may have finished some since
+            if retry_failed:
+                self.outcomes = [outcome for outcome in self.outcomes if outcome["status"] != "failed"]
             for title, tasks in (
                 ("tune on validation", self.tuning_tasks),
                 ("train and measure on test", self.final_tasks),
@@ -218,7 +226,10 @@ class Comparison:
                 )
 
     def _read(self, repair: bool = False) -> list[Outcome]:
-        """Read the outcomes. With `repair`, remove a last line that is cut off; it may be one that is being written."""
+        """Read the outcomes, the last one of a task that was repeated.
+
+        With `repair`, remove a last line that is cut off; it may be one that is being written.
+        """
         file = self.path / "outcomes.jsonl"
         lines = file.read_text("utf-8").split("\n") if file.exists() else [""]
         outcomes = []
@@ -229,7 +240,7 @@ class Comparison:
                 raise DrmError(f"{file} is damaged: line {number} ({error}); remove that line") from None
         if lines[-1] and repair:
             atomic.write_text(file, "".join(json.dumps(outcome) + "\n" for outcome in outcomes))
-        return outcomes
+        return list({_key(outcome): outcome for outcome in outcomes}.values())
 
     def _append(self, outcome: Outcome) -> None:
         with open(self.path / "outcomes.jsonl", "a", encoding="utf-8") as file:

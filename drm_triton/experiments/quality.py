@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from drm_triton.experiments import published
-from drm_triton.experiments.entries import ENTRIES, Entry
+from drm_triton.experiments.entries import ENTRIES
 from drm_triton.experiments.pictures import beside_published
 from drm_triton.experiments.protocol import Comparison, Plan
 from drm_triton.experiments.results import Result, Row, difference, means_of, text, value
 from drm_triton.experiments.significance import welch
 from drm_triton.experiments.stand_in import Data, Labelled
 from drm_triton.experiments.tables import number, p_text
-from drm_triton.models.configs import config_class
 from drm_triton.progress import SILENT, Reporter
 
 METRICS = (*published.METRICS, "map@10")
@@ -50,25 +49,10 @@ class Budget:
     quick: bool = False
 
 
-@dataclass(frozen=True)
-class ShortPlan(Plan):
-    """A plan in which no training has more than `epochs` epochs."""
-
-    epochs: int | None = None
-
-    def entries(self) -> list[Entry]:
-        """Return the entries, with the number of epochs fixed."""
-        return [self._shortened(entry) for entry in super().entries()]
-
-    def _shortened(self, entry: Entry) -> Entry:
-        if self.epochs is None or "epochs" not in config_class(entry.model).fields():
-            return entry
-        return replace(entry, fixed={**entry.fixed, "epochs": self.epochs})
-
-
 def compared(data: Data, models: Sequence[str], budget: Budget, folder: Path, reporter: Reporter) -> Comparison:
     """Run the comparison of some models in the paper's search space, or what is left of it."""
-    plan = ShortPlan(tuple(models), "paper", budget.trials, budget.seeds, epochs=budget.epochs)
+    fixed = {} if budget.epochs is None else {"epochs": budget.epochs}
+    plan = Plan(tuple(models), "paper", budget.trials, budget.seeds, fixed=fixed)
     comparison = Comparison(folder, data.dataset, plan)
     comparison.run(budget.workers, Labelled(reporter, data.label))
     return comparison

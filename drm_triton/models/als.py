@@ -152,7 +152,7 @@ class ALSModel(FactorModel[C]):
         """Number of columns that are fitted at once."""
         return self.config.factors
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""
         d, block = self.config.factors, min(self.block, self.config.factors)
         in_blocks = block < d

@@ -63,8 +63,11 @@ class EpochModel(Recommender[C]):
 
     # -- what a model defines ------------------------------------------------------------------------------------
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
-        """Return the bytes that training needs by purpose, besides the interactions."""
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
+        """Return the bytes that training needs at most by purpose, besides the interactions.
+
+        `nnz` is the sum of the numbers of items of the users, and `pairs` the sum of their squares.
+        """
         return {}
 
     @abstractmethod
@@ -84,7 +87,7 @@ class EpochModel(Recommender[C]):
     def check_fit(self, dataset: Dataset, fit: CSR) -> None:
         """Raise if the memory does not suffice, and warn if there is nothing to validate on."""
         warn_if_unvalidated(self.config, dataset)
-        needed, free = sum(self.memory(*fit.shape, fit.nnz).values()), memory()["free"]
+        needed, free = sum(self.memory(*fit.shape, *_counts(fit.degrees())).values()), memory()["free"]
         if free is not None and needed > FREE_SHARE * free:
             raise InputError(
                 f"{self.config.model} needs {gibibytes(needed)} of memory for {fit.shape[0]:,} users and "
@@ -94,9 +97,9 @@ class EpochModel(Recommender[C]):
 
     def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
         """Return the bytes that training holds, by purpose."""
-        nnz = sum(getattr(dataset, part).nnz for part in self.config.fit_parts)
+        nnz, pairs = _counts(sum(getattr(dataset, part).degrees() for part in self.config.fit_parts))
         interactions = {"interactions": 4 * nnz + 8 * (dataset.n_users + 1)}
-        return interactions | self.memory(dataset.n_users, dataset.n_items, nnz)
+        return interactions | self.memory(dataset.n_users, dataset.n_items, nnz, pairs)
 
     def train(
         self,
@@ -110,9 +113,7 @@ class EpochModel(Recommender[C]):
         """Train, from the beginning or from a stored checkpoint, and return the final state."""
         config = self.config
         self.backend()  # sets the number of threads
-        reporter.line(
-            f"{config.model} needs at least {gibibytes(sum(self.memory_estimate(dataset).values()))} of memory"
-        )
+        reporter.line(f"{config.model} needs up to {gibibytes(sum(self.memory_estimate(dataset).values()))} of memory")
         state = ModelState(values=self.start(fit)) if stored is None else ModelState(stored[0], **stored[1])
 
         def advance(done: int, total: int) -> None:
@@ -200,6 +201,11 @@ class ItemModel(EpochModel[C], ItemRecommender[C]):
     def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
         """Return the ranker of a model in training."""
         return item_ranker(ItemWeights.of_tensors(tensors, fit.shape[1]), fit)
+
+
+def _counts(degrees: NDArray[np.int64]) -> tuple[int, int]:
+    """Return the sum of the numbers of items of users, and of their squares."""
+    return int(degrees.sum()), int((degrees.astype(np.int64) ** 2).sum())
 
 
 def gibibytes(n_bytes: float) -> str:

@@ -68,7 +68,7 @@ class CDAE(FactorModel[CDAEConfig]):
     biased = True
     user_tensors = frozenset({"user", "user_state", "hidden"})
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""
         config, row = self.config, 4 * self.config.factors
         parameters = row * (n_users + n_items * (1 if config.tied else 2) + 1) + 4 * n_items

@@ -29,6 +29,25 @@ def as_in_drm(name: str) -> Any:
     return field(default=declared.default, metadata=declared.metadata)
 
 
+def learning_rate(default: float, search: tuple[float, ...], help: str = "Learning rate.") -> Any:
+    """Declare the option `lr`."""
+    paper = (1e-4, 1e-3, 5e-3, 0.01, 0.03, 0.05, 0.1)
+    return option(default, help, TRAINING, positive=True, most=MAX_FLOAT32, paper=paper, search=search)
+
+
+def ridge(
+    default: float, search: tuple[float, ...], help: str = "Weight of the squared norms.", in_paper: bool = True
+) -> Any:
+    """Declare the option `regularization`."""
+    paper = (1e-4, 1e-3, 3e-3, 0.01, 0.03) if in_paper else ()
+    return option(default, help, LOSS, least=0, most=MAX_FLOAT32, paper=paper, search=search)
+
+
+def passes(default: int, over: str, search: tuple[int, ...] = ()) -> Any:
+    """Declare the option `epochs`."""
+    return option(default, f"Number of passes over the {over}.", TRAINING, least=1, most=MAX_INT32, search=search)
+
+
 @dataclass(frozen=True)
 class ModelConfig(Config):
     """Options of every model. Models that are trained in epochs also have an option `epochs`."""
@@ -104,25 +123,11 @@ class CDAEConfig(ModelConfig):
         most=MAX_RATIO,
         search=(3, 5, 10),
     )
-    regularization: float = option(
-        0.01,
-        "Weight of the squared norms of the rows that a step changes.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        paper=(1e-4, 1e-3, 3e-3, 0.01, 0.03),
-        search=(1e-3, 3e-3, 0.01, 0.03),
+    regularization: float = ridge(
+        0.01, (0.001, 0.003, 0.01, 0.03), "Weight of the squared norms of the rows that a step changes."
     )
-    lr: float = option(
-        0.1,
-        "Learning rate of Adagrad.",
-        TRAINING,
-        positive=True,
-        most=MAX_FLOAT32,
-        paper=("1e-4 to 0.1",),
-        search=(0.03, 0.05, 0.1, 0.2),
-    )
-    epochs: int = option(50, "Number of passes over the users.", TRAINING, least=1, most=MAX_INT32)
+    lr: float = learning_rate(0.1, (0.03, 0.05, 0.1, 0.2), "Learning rate of Adagrad.")
+    epochs: int = passes(50, "users")
 
     def idle(self) -> set[str]:
         """Return the options that do not change the training, whatever their values."""
@@ -143,27 +148,9 @@ class BPRConfig(ModelConfig):
         paper=("popularity",),
         search=("uniform", "popularity"),
     )
-    regularization: float = option(
-        0.01,
-        "Weight of the squared norms.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
-        search=(0.001, 0.003, 0.01, 0.03),
-    )
-    lr: float = option(
-        0.05,
-        "Learning rate.",
-        TRAINING,
-        positive=True,
-        most=MAX_FLOAT32,
-        paper=(0.0001, 0.001, 0.005, 0.01, 0.03, 0.05, 0.1),
-        search=(0.02, 0.05, 0.1),
-    )
-    epochs: int = option(
-        60, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(30, 60, 120)
-    )
+    regularization: float = ridge(0.01, (0.001, 0.003, 0.01, 0.03))
+    lr: float = learning_rate(0.05, (0.02, 0.05, 0.1))
+    epochs: int = passes(60, "interactions", (30, 60, 120))
 
 
 @dataclass(frozen=True)
@@ -171,15 +158,7 @@ class ALSConfig(ModelConfig):
     """Options of the models that are fitted by alternating least squares."""
 
     factors: int = as_in_drm("factors")
-    regularization: float = option(
-        0.03,
-        "Weight of the squared norms.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        paper=(0.0001, 0.001, 0.003, 0.01, 0.03),
-        search=(0.01, 0.1, 1.0, 10.0),
-    )
+    regularization: float = ridge(0.03, (0.01, 0.1, 1.0, 10.0))
     epochs: int = option(
         15, "Number of times that all users and all items are fitted.", TRAINING, least=1, most=MAX_INT32
     )
@@ -218,18 +197,8 @@ class WARPConfig(ModelConfig):
         paper=("10 to 50",),
         search=(10, 30, 50),
     )
-    lr: float = option(
-        0.05,
-        "Learning rate.",
-        TRAINING,
-        positive=True,
-        most=MAX_FLOAT32,
-        paper=(0.0001, 0.001, 0.005, 0.01, 0.03, 0.05, 0.1),
-        search=(0.02, 0.05, 0.1),
-    )
-    epochs: int = option(
-        20, "Number of passes over the interactions.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 40)
-    )
+    lr: float = learning_rate(0.05, (0.02, 0.05, 0.1))
+    epochs: int = passes(20, "interactions", (10, 20, 40))
 
 
 @dataclass(frozen=True)
@@ -266,21 +235,11 @@ class CMLConfig(ModelConfig):
     )
     cov_every: int = as_in_drm("cov_every")
     cov_form: CovForm = as_in_drm("cov_form")
-    lr: float = option(
-        0.1,
-        "Learning rate of Adagrad.",
-        TRAINING,
-        positive=True,
-        most=MAX_FLOAT32,
-        paper=(0.0001, 0.001, 0.005, 0.01, 0.03, 0.05, 0.1),
-        search=(0.05, 0.1, 0.2),
-    )
+    lr: float = learning_rate(0.1, (0.05, 0.1, 0.2), "Learning rate of Adagrad.")
     batch_size: int | None = option(
         None, "Number of lists in a training step.", TRAINING, least=1, most=MAX_INT32, unset=f"{SAMPLED_BATCH}"
     )
-    epochs: int = option(
-        20, "Number of passes over the training lists.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 40)
-    )
+    epochs: int = passes(20, "training lists", (10, 20, 40))
 
 
 @dataclass(frozen=True)
@@ -293,27 +252,18 @@ class SQLRankConfig(ModelConfig):
     ratio: int = option(
         10, "Number of negatives for each item of a user.", LISTS, least=1, most=MAX_RATIO, search=(3, 5, 10)
     )
-    regularization: float = option(
-        2.0,
-        "Weight of the squared norms of the factors.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        search=(0.5, 1.0, 2.0, 4.0),
+    regularization: float = ridge(
+        2.0, (0.5, 1.0, 2.0, 4.0), "Weight of the squared norms of the factors.", in_paper=False
     )
-    lr: float = option(
+    lr: float = learning_rate(
         0.2,
+        (0.05, 0.1, 0.2, 0.4),
         "Learning rate of the first epoch. `lr` times `regularization` must be below 2.",
-        TRAINING,
-        positive=True,
-        most=MAX_FLOAT32,
-        paper=("1e-4 to 0.1",),
-        search=(0.05, 0.1, 0.2, 0.4),
     )
     lr_decay: float = option(
         0.97, "Factor of the learning rate from one epoch to the next.", TRAINING, positive=True, most=1.0
     )
-    epochs: int = option(60, "Number of passes over the users.", TRAINING, least=1, most=MAX_INT32)
+    epochs: int = passes(60, "users")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -356,13 +306,11 @@ class IALSConfig(ALSConfig):
         least=1,
         most=MAX_INT32,
     )
-    regularization: float = option(
+    regularization: float = ridge(
         0.01,
+        (0.001, 0.003, 0.01, 0.03),
         "Weight of the squared norms, times a power of the weight of the row; see `ridge_power`.",
-        LOSS,
-        least=0,
-        most=MAX_FLOAT32,
-        search=(0.001, 0.003, 0.01, 0.03),
+        in_paper=False,
     )
     unobserved_weight: float = option(
         0.1,

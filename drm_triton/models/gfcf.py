@@ -7,7 +7,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.gram import Similarity
 from drm_triton.models.base import ItemModel, Progress
 from drm_triton.models.configs import GFCFConfig
-from drm_triton.models.cooccurrence import cooccurrences, least_memory
+from drm_triton.models.cooccurrence import cooccurrences, most_memory
 from drm_triton.ranking.item_index import ItemWeights
 from drm_triton.training.initialize import OVERSAMPLING, right_singular_vectors
 
@@ -22,11 +22,11 @@ class GFCF(ItemModel[GFCFConfig]):
 
     Config = GFCFConfig
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
-        """Return the bytes of the factors, and of R^T R if all users have the same number of items."""
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
+        """Return the bytes of R^T R and of the factors."""
         rank = min(self.config.factors + OVERSAMPLING, n_users, n_items) if self.config.low_pass_weight > 0 else 0
         return {
-            "linear filter": least_memory(n_users, n_items, nnz),
+            "linear filter": most_memory(n_items, pairs),
             "low-pass filter": 4 * rank * (n_users + 2 * n_items),
         }
 
@@ -36,7 +36,7 @@ class GFCF(ItemModel[GFCFConfig]):
         n_i = fit.popularity()
         root = np.sqrt(n_i, dtype=np.float64)
         linear = Similarity.of(fit, weight=1 / np.maximum(fit.degrees(), 1), left=root, right=root)
-        sparse = cooccurrences(fit, linear, "gfcf")
+        sparse = cooccurrences(fit, linear)
         if config.low_pass_weight == 0:
             return ItemWeights(sparse=sparse)
         Q = right_singular_vectors(fit, config.factors, config.seed)

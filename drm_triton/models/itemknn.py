@@ -22,7 +22,7 @@ class ItemKNN(ItemModel[ItemKNNConfig]):
 
     Config = ItemKNNConfig
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes of the similarities, in float64 with three copies while they are made."""
         return {"weights": 3 * 12 * n_items * min(self.config.neighbors or n_items, n_items)}
 

@@ -188,7 +188,7 @@ class PairModel(FactorModel[C]):
         """Whether popular items are drawn more often as negatives."""
         return False
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""
         tables = 4 * ((n_users + n_items) * self.config.factors + n_items)
         state = {"adagrad state": tables} if self.optimiser_state else {}

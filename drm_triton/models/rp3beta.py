@@ -20,7 +20,7 @@ class RP3beta(ItemModel[RP3betaConfig]):
 
     Config = RP3betaConfig
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes of the weights, in float64 with three copies while they are made."""
         return {"weights": 3 * 12 * n_items * min(self.config.neighbors or n_items, n_items)}
 

@@ -7,7 +7,7 @@ from drm_triton.kernels.cpu.gram import Similarity
 from drm_triton.kernels.cpu.slim import slim_weights
 from drm_triton.models.base import ItemModel, Progress
 from drm_triton.models.configs import SLIMConfig
-from drm_triton.models.cooccurrence import cooccurrences, least_memory
+from drm_triton.models.cooccurrence import cooccurrences, most_memory
 from drm_triton.ranking.item_index import ItemWeights
 
 
@@ -22,13 +22,13 @@ class SLIM(ItemModel[SLIMConfig]):
 
     Config = SLIMConfig
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
-        """Return the bytes of X^T X if all users have the same number of items; otherwise it takes more."""
-        return {"gram": least_memory(n_users, n_items, nnz)}
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
+        """Return the bytes of X^T X. The weights are fewer than its entries, usually far fewer, and not counted."""
+        return {"gram": most_memory(n_items, pairs)}
 
     def fit_weights(self, fit: CSR, progress: Progress) -> ItemWeights:
         """Return W."""
         config = self.config
-        G = cooccurrences(fit, Similarity.of(fit), "slim")
+        G = cooccurrences(fit, Similarity.of(fit))
         W = slim_weights(G, config.l1, config.l2, config.neighbors, progress=progress)
         return ItemWeights(sparse=W.astype(np.float32))

@@ -50,7 +50,7 @@ class SQLRank(FactorModel[SQLRankConfig]):
 
     Config = SQLRankConfig
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""
         row = 4 * self.config.factors
         return {

@@ -64,7 +64,7 @@ class SRRMF(FactorModel[SRRMFConfig]):
     _cells_of: CSR | None = None  # the interactions that `_by_item` holds
     _fold_in: tuple[Tensor, "Items"] | None = None  # item factors, and the same as new users need them
 
-    def memory(self, n_users: int, n_items: int, nnz: int) -> dict[str, int]:
+    def memory(self, n_users: int, n_items: int, nnz: int, pairs: int) -> dict[str, int]:
         """Return the bytes that training needs by purpose, besides the interactions."""
         d = self.config.factors
         return {

@@ -26,6 +26,7 @@ from drm_triton.errors import InputError
 
 ABOUT, CHECKSUM = "drm-triton", "checksum"  # text entries of the header
 ADVICE = "restore the directory from a copy, or train again"  # if a file is missing or damaged
+LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 BLOCK = 1 << 22  # bytes that are read and hashed at once
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -79,7 +80,7 @@ class TensorFile:
         self.file = file
         after_length = os.fstat(file.fileno()).st_size - 8
         size = int.from_bytes(file.read(8), "little")
-        if size > after_length:
+        if size > min(after_length, LONGEST_HEADER):
             raise ValueError("its header is cut off, or it is not a safetensors file")
         header = json.loads(file.read(size).decode())
         if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):

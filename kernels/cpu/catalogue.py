@@ -19,7 +19,7 @@ from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.active import kth_largest
 from drm_triton.kernels.cpu.losses import softplus_sigmoid
 from drm_triton.kernels.cpu.runtime import threads
-from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
+from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.runtime.simd import largest
 from drm_triton.kernels.cpu.softsort import all_finite, exp
@@ -160,7 +160,7 @@ def catalogue_gradients(
     users = UserLosses(indptr, indices, weights, parameters, loss.numpy())
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
-            S = u.new_empty(block.stop - block.start, len(V))
+            S = empty(u.dtype, block.stop - block.start, len(V))
             products = user_products(u[block], V, S, users, block.start, objective.score)
             user_grad[block] = gradient_of_products(products, u[block], S, objective.score)
             if not fixed_items:
@@ -188,7 +188,7 @@ def user_products(u: Tensor, V: Tensor, S: Tensor, users: UserLosses, first_user
 
 def item_products(u: Tensor, V: Tensor, g: Tensor) -> Tensor:
     """Return g^T u for g [B, N]."""
-    products = torch.empty_like(V)
+    products = empty(V.dtype, *V.shape)
 
     def of_items(start: int) -> None:
         items = slice(start, min(start + ITEMS_PER_TASK, len(V)))

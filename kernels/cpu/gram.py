@@ -149,17 +149,6 @@ def similarity_rows(start, stop, incidence, similarity, k, diagonal):
     return lengths, columns[:total].copy(), values[:total].copy()
 
 
-@kernel
-def gram_rows(start, stop, incidence, G):
-    """Write rows start .. stop - 1 of the dense Gram matrix."""
-    of_item, users, of_user, items = incidence.of_item, incidence.users, incidence.of_user, incidence.items
-    for i in range(start, stop):
-        G[i] = 0
-        for p in range(of_item[i], of_item[i + 1]):
-            for q in range(of_user[users[p]], of_user[users[p] + 1]):
-                G[i, items[q]] += 1
-
-
 def incidence_of(interactions: CSR) -> Incidence:
     """Return interactions by item and by user."""
     by_item = interactions.to_scipy(np.bool_).T.tocsr()
@@ -177,11 +166,6 @@ def transposed(interactions: CSR) -> CSR:
     """Return the interactions with users and items exchanged."""
     incidence = incidence_of(interactions)
     return CSR(incidence.of_item, incidence.users, (interactions.shape[1], interactions.shape[0]))
-
-
-def dense_gram(interactions: CSR, G: NDArray[np.floating]) -> None:
-    """Write X^T X to G [N, N]."""
-    threads.split(gram_rows, interactions.shape[1], ROWS_PER_TASK, incidence_of(interactions), G)
 
 
 def similarities(

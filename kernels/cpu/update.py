@@ -62,6 +62,7 @@ MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-leve
 # the cache: updates of such a table were a third faster with it.
 PREFETCH_DISTANCE = 8
 TILE = 256  # lists whose terms of one shared negative become one summand; their vectors fit the second-level cache
+TASK = 1 << 14  # terms of shared negatives that a thread sums at least: fewer take less time than to start it
 SPARSE = 4  # a tile is sparse if at most one of this many coefficients of shared negatives is not 0
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
@@ -275,7 +276,8 @@ def sum_shared(terms: Terms, groups: Groups) -> Summands:
     n_tiles, d = groups.n_tiles, terms.vectors.shape[1]
     finite, sparse = np.empty(len(terms.rows), np.bool_), np.empty(n_tiles, np.bool_)
     counts, used_counts = np.empty(n_tiles, np.int64), np.empty(n_tiles, np.int64)
-    threads.split(count_summands, n_tiles, 16, terms, groups, finite, sparse, counts, used_counts)
+    grain = -(-TASK // (groups.tile * groups.items.shape[1]))
+    threads.split(count_summands, n_tiles, grain, terms, groups, finite, sparse, counts, used_counts)
     positions, sum_positions = (np.concatenate([[0], x.cumsum()]) for x in (counts, used_counts))
     E = int(positions[-1])
     summands = Summands(
@@ -286,7 +288,7 @@ def sum_shared(terms: Terms, groups: Groups) -> Summands:
         vectors=terms.vectors,
         sums=np.empty((int(sum_positions[-1]), d), f32),
     )
-    threads.split(fill_summands, n_tiles, 16, terms, groups, finite, sparse, positions, sum_positions, summands)
+    threads.split(fill_summands, n_tiles, grain, terms, groups, finite, sparse, positions, sum_positions, summands)
     return summands
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from drm_triton.lock import Lock
 from tests.conftest import call
 
 
@@ -55,6 +56,16 @@ def test_an_existing_directory_is_refused_before_any_work(
     code, _, errors = call("compare", run, second, "--out", tmp_path)
     assert code == 2
     assert f"{tmp_path} already exists; give another, or use --overwrite to replace it" in errors
+
+
+def test_a_comparison_at_work_is_not_overwritten(stored: Path, tmp_path: Path) -> None:
+    arguments = ("compare", stored, "--models", "popularity", "--seeds", "1", "--out", tmp_path / "out", "-q")
+    assert call(*arguments, "--workers", 1)[0] == 0
+    with Lock(tmp_path / "out", "comparison"):
+        code, _, errors = call(*arguments, "--overwrite")
+    assert code == 2
+    assert "another process works on this comparison" in errors
+    assert (tmp_path / "out" / "outcomes.jsonl").exists()
 
 
 @pytest.mark.parametrize(

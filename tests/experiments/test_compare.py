@@ -16,6 +16,7 @@ from drm_triton.experiments.protocol import Comparison, Plan, _runner, run_task
 from drm_triton.lock import Lock
 from drm_triton.models import model_class
 from drm_triton.models.configs import CONFIGS
+from drm_triton.training import tune
 
 NAMES = ("popularity", "small-softmax", "small-dot")
 
@@ -141,6 +142,30 @@ def test_a_failed_training_is_an_outcome(finished: Comparison, monkeypatch: pyte
     assert (outcome["status"], outcome["error"]) == ("failed", "out of memory")
 
 
+def test_failed_trainings_are_repeated_on_request(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = Comparison(tmp_path, data, Plan(("popularity",), trials=1, seeds=1))
+    with monkeypatch.context() as patch:
+        patch.setattr("drm_triton.models.Popularity.train", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        comparison.run(workers=1)
+    assert [outcome["status"] for outcome in comparison.outcomes] == ["failed"]
+    comparison.run(workers=1)
+    assert [outcome["status"] for outcome in comparison.outcomes] == ["failed"]
+    comparison.run(workers=1, retry_failed=True)
+    assert [outcome["status"] for outcome in comparison.outcomes] == ["done", "done"]
+    again = Comparison(tmp_path, data, comparison.plan)
+    assert again.outcomes == comparison.outcomes  # the failure is in the file, and counts no more
+    assert result_of(again).trials == {"popularity": (1, 0, again.outcomes[0]["seconds"])}
+
+
+def test_a_configuration_of_a_grid_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, replaced = [], tune.replaced
+    monkeypatch.setattr(tune, "replaced", lambda *args, **options: made.append(options) or replaced(*args, **options))
+    grid = ENTRIES["sqlrank"].settings("paper", "recall@50", None)
+    assert len(made) == len(grid) == 28
+
+
 def test_the_space_of_the_paper() -> None:
     for name in ("drm-dot", "drm-l2"):
         entry = ENTRIES[name]
@@ -152,6 +177,17 @@ def test_the_space_of_the_paper() -> None:
     assert set(PAPER_MODELS) <= {"slim", "cdae", "bpr", "wmf", "warp", "cml", "sqlrank", "srrmf"}
     with pytest.raises(InputError, match="the paper does not have popularity"):
         Plan(("popularity",), space="paper")
+
+
+def test_fixed_options_are_not_searched() -> None:
+    for space in ("ours", "paper"):
+        plan = Plan(("ease", "wmf")[space == "paper" :], space, fixed={"factors": 7})
+        (wmf,) = (entry for entry in plan.entries() if entry.name == "wmf")
+        found = [config.to_dict() for config in wmf.settings(space, "recall@50", 5)]
+        assert {options["factors"] for options in found} == {7}
+        assert len({options["regularization"] for options in found}) > 1
+    (sqlrank,) = Plan(("sqlrank",), "paper", fixed={"epochs": 3}).entries()
+    assert sqlrank.settings("paper", "recall@50", 1)[0].epochs == 3  # the paper's own number gives way
 
 
 @pytest.mark.parametrize(

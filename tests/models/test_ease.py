@@ -7,8 +7,9 @@ import torch
 from drm_triton import Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
+from drm_triton.kernels.cpu import inverse
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.models import EASE, base, cholesky
+from drm_triton.models import EASE, base
 from drm_triton.models.ease import by_users, ease_weights, weights_by_items, weights_by_users
 from drm_triton.ranking.item_index import ItemWeights
 from tests.models.items import CASE, dense, random_interactions
@@ -68,15 +69,19 @@ def test_the_same_as_irspack() -> None:
     np.testing.assert_allclose(full(ease_weights(train, 20.0), 80), other.W, atol=1e-5)
 
 
-@pytest.mark.parametrize("n", [1, 7, 40])
-def test_inverse_by_tiles(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cholesky, "TILE", 7)
+@pytest.mark.parametrize("n", [1, 7, 40, 301])  # the last one is cut in halves by LEAF, too
+def test_inverse_by_halves(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if n < 300:
+        monkeypatch.setattr(inverse, "LEAF", 4)
+        monkeypatch.setattr(inverse, "LOWER", 7)
     X = torch.randn(n, 2 * n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    A = X @ X.T
-    inverse = A.tril()  # only the lower half counts
-    cholesky.invert(inverse)
-    np.testing.assert_allclose(inverse @ A, torch.eye(n), atol=1e-9)
-    assert torch.equal(inverse, inverse.T)
+    A, reports = X @ X.T, []
+    found = A.tril()  # only the lower half counts
+    inverse.invert(found.numpy(), lambda done, total: reports.append((done, total)))
+    np.testing.assert_allclose(found @ A, torch.eye(n), atol=1e-9)
+    assert torch.equal(found, found.T)
+    assert reports == sorted(reports)
+    assert n < 7 or len(set(reports)) > 1
 
 
 @pytest.mark.usefixtures("threads")
@@ -97,10 +102,10 @@ def test_a_singular_matrix_is_refused(form: "type") -> None:
         form(train, 1e-9)
 
 
-@pytest.mark.parametrize(("n_users", "n_items", "needed"), [(4, 5, 100), (2, 5, 96)])
+@pytest.mark.parametrize(("n_users", "n_items", "needed"), [(4, 5, 140), (2, 5, 144)])
 def test_memory_is_checked_first(n_users: int, n_items: int, needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = EASE()
-    assert sum(model.memory(n_users, n_items, 0).values()) == needed
+    assert sum(model.memory(n_users, n_items, 0, 0).values()) == needed
     monkeypatch.setattr(base, "memory", lambda: {"free": needed})
     data = Dataset.from_csr(dense_pairs(n_users, n_items))
     with pytest.raises(InputError, match=f"ease needs .* of memory for {n_users} users and {n_items} items"):

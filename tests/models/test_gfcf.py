@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from drm_triton import Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.models import GFCF, cooccurrence
+from drm_triton.models import GFCF, base
 from drm_triton.ranking.item_index import ItemWeights
 from drm_triton.training.initialize import right_singular_vectors
 from tests.models.items import CASE, dense, random_interactions
@@ -60,6 +61,6 @@ def test_threads_do_not_change_the_bits() -> None:
 
 
 def test_memory_is_checked_before_the_matrix_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence, "memory", lambda: {"free": 50})
-    with pytest.raises(InputError, match=r"gfcf needs up to .* pairs of items that share users"):
-        weights(CASE)
+    monkeypatch.setattr(base, "memory", lambda: {"free": 50})
+    with pytest.raises(InputError, match=r"gfcf needs .* of memory for 4 users and 5 items"):
+        GFCF().fit(Dataset.from_csr(CASE.to_scipy()))

@@ -183,6 +183,6 @@ def test_resumed_runs_have_the_same_bits(
 def test_memory_is_that_of_the_tensors() -> None:
     fit = clusters().train
     for model in (BPR(factors=8), WARP(factors=8)):
-        needed = model.memory(*fit.shape, fit.nnz)
+        needed = model.memory(*fit.shape, fit.nnz, 0)
         held = sum(tensor.numel() * 4 for tensor in model.start(fit).values())
         assert sum(needed.values()) - needed["order of an epoch"] == held

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from drm_triton import Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu.gram import Similarity, similarities
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.slim import TOLERANCE, slim_weights
-from drm_triton.models import SLIM, cooccurrence
+from drm_triton.models import GFCF, SLIM, base, cooccurrence
 from tests.models.items import CASE, dense, keep_largest, random_interactions
 
 
@@ -127,6 +128,16 @@ def test_threads_do_not_change_the_bits() -> None:
 
 
 def test_memory_is_checked_before_the_matrix_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence, "memory", lambda: {"free": 50})
-    with pytest.raises(InputError, match=r"slim needs up to .* pairs of items that share users, but only .* are free"):
-        SLIM().fit_weights(CASE, lambda done, total: None)
+    monkeypatch.setattr(base, "memory", lambda: {"free": 50})
+    with pytest.raises(InputError, match=r"slim needs .* of memory for 4 users and 5 items, but only .* are free"):
+        SLIM().fit(Dataset.from_csr(CASE.to_scipy()))
+
+
+def test_the_stated_memory_suffices_for_uneven_users() -> None:
+    users = np.concatenate([np.zeros(20, int), np.arange(1, 20)])
+    train = CSR.from_pairs(users, np.concatenate([np.arange(20), np.zeros(19, int)]), (20, 20))
+    data = Dataset.from_csr(train.to_scipy())
+    G = cooccurrence.cooccurrences(train, Similarity.of(train))
+    for model in (SLIM(), GFCF(low_pass_weight=0.0)):
+        stated = model.memory_estimate(data)
+        assert sum(stated.values()) - stated["interactions"] >= cooccurrence.BYTES * G.nnz

@@ -13,7 +13,10 @@ from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
 from drm_triton.kernels.cpu.runtime.numba_private import llvm_function, nothing
 from drm_triton.kernels.cpu.runtime.simd import AVX512, FUSED, LANES, ROWS, VectorBuilder
 
-GRAM_ROWS = 16 if AVX512 else 8  # rows of a tile of a Gram matrix: half of the registers
+# Rows of the tiles that are two vectors wide. With r rows there are r + 2 loads for 2 r multiply-adds, so that loads do
+# not limit them.
+TALL, LOW = (12, 4) if AVX512 else (6, 4)  # of a Gram matrix: most of the registers, and rows that are left
+HALF = ROWS if AVX512 else ROWS // 2  # of a row of blocks of the Cholesky factor
 INNER = 4 if AVX512 else 2  # rows of one factor in a tile of inner products; the other factor has 4
 WIDE = 4  # vectors that a sum of rows computes at once
 ALIGNMENT = 64  # bytes of a cache line
@@ -82,7 +85,8 @@ def _product_tile(rows: int, vectors: int, subtract: bool):
 
 
 _add_tile, _subtract_tile = _product_tile(ROWS, 1, False), _product_tile(ROWS, 1, True)
-_gram_tile = _product_tile(GRAM_ROWS, 1, False)
+_tall_tile, _low_tile = _product_tile(TALL, 2, False), _product_tile(LOW, 2, False)
+_subtract_wide_tile = _product_tile(HALF, 2, True)
 _add_row, _add_wide_row = _product_tile(1, 1, False), _product_tile(1, WIDE, False)
 
 
@@ -108,14 +112,20 @@ def add_rows(y, W, n, z):
 
 @inline
 def add_gram(A, B, n, K):
-    """K += sum_{i < n} A_i B_i^T on and above the diagonal, for rows A_i and B_i of at least `columns`; n is positive.
+    """K += sum_{i < n} A_i B_i^T on and above the diagonal, for rows A_i and B_i as long as those of K; n is positive.
 
-    K has as many rows as columns. Tiles that the diagonal crosses are computed whole.
+    K has as many rows as columns. Tiles that the diagonal crosses are computed whole. The further columns of B hold 0.
     """
-    m, width, vector, stride = K.shape[0], K.shape[1], lanes(K), A.shape[1]
-    for i in range(0, m, GRAM_ROWS):
-        for j in range(i // vector * vector, m, vector):
-            _gram_tile(A, i, 1, stride, B, j, stride, n, K, i * width + j, width)
+    m, width, pair, stride = K.shape[0], K.shape[1], 2 * lanes(K), A.shape[1]
+    i = 0
+    while i < m:
+        tall = (m - i) % TALL == 0
+        for j in range(i // pair * pair, m, pair):
+            if tall:
+                _tall_tile(A, i, 1, stride, B, j, stride, n, K, i * width + j, width)
+            else:
+                _low_tile(A, i, 1, stride, B, j, stride, n, K, i * width + j, width)
+        i += TALL if tall else LOW
 
 
 @intrinsic
@@ -287,8 +297,12 @@ def factorise(K, inverse, triangle):
     for first in range(0, m, ROWS):
         begin = first // vector * vector
         if first > 0:
-            for j in range(begin, width, vector):
-                _subtract_tile(K, first, 1, width, K, j, width, first, K, first * width + j, width)
+            rest = begin + (width - begin) // (2 * vector) * (2 * vector)
+            for j in range(begin, rest, 2 * vector):
+                for i in range(first, first + ROWS, HALF):
+                    _subtract_wide_tile(K, i, 1, width, K, j, width, first, K, i * width + j, width)
+            if rest < width:
+                _subtract_tile(K, first, 1, width, K, rest, width, first, K, first * width + rest, width)
         _factorise_triangle(K, first * width + first, width, triangle, inverse, first)
         for j in range(begin, width, vector):
             _solve_tile(K, first * width + j, width, triangle, inverse, first)

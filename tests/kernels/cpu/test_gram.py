@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from drm_triton.kernels.cpu.gram import Similarity, dense_gram, largest, similarities, transposed
+from drm_triton.kernels.cpu import dense_gram
+from drm_triton.kernels.cpu.dense_gram import lower_gram
+from drm_triton.kernels.cpu.gram import Similarity, largest, similarities, transposed
 from tests.models.items import CASE, dense, keep_largest, random_interactions
 
 
@@ -16,11 +18,28 @@ def test_gram_matrix(n_items: int) -> None:
     assert sparse.dtype == np.float32
     assert sparse.nnz == (expected > 0).sum()
     assert (sparse.toarray() == expected).all()
-    full = np.full((n_items, n_items), np.nan, np.float32)
-    dense_gram(train, full)
-    assert (full == expected).all()
     np.fill_diagonal(expected, 0)
     assert (similarities(train, Similarity.of(train)).toarray() == expected).all()
+
+
+@pytest.mark.parametrize("n_items", [1, 63, 64, 130])
+@pytest.mark.parametrize(("n_users", "density"), [(30, 0.9), (300, 0.9), (300, 0.01), (1000, 0.3)])
+def test_lower_half_of_the_dense_gram_matrix(n_users: int, n_items: int, density: float) -> None:
+    train = random_interactions(n_users, n_items, density)
+    for dtype in (np.float32, np.float64):
+        found = np.full((n_items, n_items), np.nan, dtype)
+        lower_gram(train, found)
+        assert (np.tril(found) == np.tril(dense(train).T @ dense(train))).all()
+
+
+def test_both_ways_to_add_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    for name in ("add_bits", "add_ones"):
+        add = getattr(dense_gram, name)
+        monkeypatch.setattr(dense_gram, name, lambda *args, name=name, add=add: (taken.append(name), add(*args)))
+    for density in (0.9, 0.01):
+        lower_gram(random_interactions(300, 130, density), np.zeros((130, 130), np.float32))
+    assert sorted(set(taken), key=taken.index) == ["add_bits", "add_ones"]
 
 
 @pytest.mark.parametrize("k", [1, 3, 40, 500])
