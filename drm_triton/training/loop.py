@@ -17,6 +17,7 @@ from drm_triton.names import CUT_OFFS
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker, measurable
 from drm_triton.training.capture import captured_step
 from drm_triton.training.initialize import initial_factors
+from drm_triton.training.prior import ranking_factors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, Progress, State
 from drm_triton.training.step import (
     READ_EVERY,
@@ -69,12 +70,17 @@ def train(
         check_factors(state, config)
         losses = {name: total / plan.n_lists for name, total in state.sums.items()}
         speed = {"lists": plan.n_lists, "lists_per_second": plan.n_lists / max(state.seconds, 1e-9)}
-        rank = functools.partial(factor_ranker, backend, state.U, state.V, config.score_in_force, fit)
+        rank = functools.partial(ranker_of, state, config, fit, backend)
         end = finish_epoch(state, config, dataset, fit, rank, {**losses, **speed})
         stops = [callback(end) for callback in callbacks]  # all of them, before any can end the training
         if any(stops):
             break
     return state
+
+
+def ranker_of(state: State, config: TrainConfig, fit: CSR, backend: Backend) -> Ranker:
+    """Return the ranker of a model in training."""
+    return factor_ranker(backend, *ranking_factors(state.U, state.V, config, fit), config.score_in_force, fit)
 
 
 def finish_epoch(
