@@ -84,10 +84,10 @@ def test_stored_and_updated_models_keep_the_prior(data: Dataset, model: DRM, tmp
     loaded = DRM.load(tmp_path / "model")
     users = data.user_ids[:20]
     assert loaded.recommend(users, k=5).equals(model.recommend(users, k=5))
-    new = pl.DataFrame({"user": ["new"] * 3, "item": data.item_ids[[1, 5, 9]]})
+    new = pl.DataFrame({"user": [1000] * 3, "item": data.item_ids[[1, 5, 9]]})
     updated = loaded.partial_fit(new)
     assert updated.user_factors.shape == (len(data.user_ids) + 1, 9)
-    assert updated.recommend(["new"], k=5).height == 5
+    assert updated.recommend([1000], k=5).height == 5
 
 
 def test_exported_factors_rank_as_the_model_does(data: Dataset, model: DRM, tmp_path: Path) -> None:
