@@ -182,6 +182,7 @@ class TrainConfig(Config):
         LOSS,
         least=0,
         most=MAX_FLOAT32,
+        search=(0.0, 0.4),
     )
     interaction_weights: InteractionWeights = option(
         "off",
@@ -389,7 +390,8 @@ class TrainConfig(Config):
         top = "drm" in parts or self.objective == "softmax@k"
         idle = {
             **dict.fromkeys(("rho", "eta", "share", "user_sampling"), every),
-            **dict.fromkeys(("pool", "popularity"), not every),
+            "pool": not every,
+            "popularity": not every or self.score_in_force == "l2",
             **dict.fromkeys(("k", "tau"), not top),
             **dict.fromkeys(("lam", "weight"), "drm" not in parts),
             "margin": "hinge" not in parts,
@@ -420,7 +422,7 @@ class TrainConfig(Config):
         Examples
         --------
         >>> list(TrainConfig().search_space())
-        ['factors', 'temperature', 'lr', 'epochs']
+        ['factors', 'temperature', 'popularity', 'lr', 'epochs']
         >>> list(TrainConfig(objective="hinge+drm").search_space())
         ['score', 'factors', 'eta', 'tau', 'lambda', 'margin', 'lr', 'epochs']
         """
