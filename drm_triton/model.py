@@ -320,7 +320,8 @@ class DRM(FactorRecommender[TrainConfig]):
 
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return user factors [M, d] and item factors [N, d], with `popularity` one column more."""
-        return ranking_factors(tensors["user_factors"], tensors["item_factors"], self.config, self.interactions.train)
+        popularity = self.interactions.train.popularity()
+        return ranking_factors(tensors["user_factors"], tensors["item_factors"], self.config, popularity)
 
     def fold_in_items(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the codes of the items they liked, CSR [B, N]: float32 [B, d]."""

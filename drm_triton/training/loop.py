@@ -80,7 +80,9 @@ def train(
 
 def ranker_of(state: State, config: TrainConfig, fit: CSR, backend: Backend) -> Ranker:
     """Return the ranker of a model in training."""
-    return factor_ranker(backend, *ranking_factors(state.U, state.V, config, fit), config.score_in_force, fit)
+    return factor_ranker(
+        backend, *ranking_factors(state.U, state.V, config, fit.popularity()), config.score_in_force, fit
+    )
 
 
 def finish_epoch(

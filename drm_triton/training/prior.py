@@ -7,33 +7,36 @@ prior is fixed: the vectors learn what popularity does not explain.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.config import TrainConfig
-from drm_triton.data.csr import CSR
 from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.precision import widened
 from drm_triton.ranking.topk import with_bias
 
 
-def popularity_prior(config: TrainConfig, fit: CSR) -> Tensor | None:
+def popularity_prior(config: TrainConfig, popularity: NDArray[np.int64]) -> Tensor | None:
     """Return the prior of each item, float32 [N] on the CPU, or None if there is none.
 
     An item without interactions counts as one with a single interaction.
 
+    Parameters
+    ----------
+    popularity : number of training interactions of each item [N]
+
     Examples
     --------
-    >>> fit = CSR.from_pairs([0, 1, 2], [1, 1, 0], (3, 3))
-    >>> popularity_prior(TrainConfig(popularity=0.5, temperature=0.2), fit)
+    >>> popularity_prior(TrainConfig(popularity=0.5, temperature=0.2), np.array([1, 2, 0]))
     tensor([0.0000, 0.0693, 0.0000])
     """
     if config.popularity == 0:
         return None
-    weight = config.popularity * config.temperature_for(fit.shape[1])
-    return torch.from_numpy((weight * np.log(np.maximum(fit.popularity(), 1))).astype(np.float32))
+    weight = config.popularity * config.temperature_for(len(popularity))
+    return torch.from_numpy((weight * np.log(np.maximum(popularity, 1))).astype(np.float32))
 
 
-def ranking_factors(U: Tensor, V: Tensor, config: TrainConfig, fit: CSR) -> tuple[Tensor, Tensor]:
+def ranking_factors(U: Tensor, V: Tensor, config: TrainConfig, popularity: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return the factors whose product ranks: those of users U [M, d] and items V [N, d], and the prior as a column."""
-    prior = popularity_prior(config, fit)
+    prior = popularity_prior(config, popularity)
     return (U, V) if prior is None else with_bias(widened(U), widened(V), to_device(prior, V.device))

@@ -215,7 +215,7 @@ def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPl
     """Return the plan of the lists that a configuration trains on."""
     if config.negatives_in_force == "all":
         host = torch.device("cpu")
-        weights, prior = training_weights(config, fit, host), popularity_prior(config, fit)
+        weights, prior = training_weights(config, fit, host), popularity_prior(config, fit.popularity())
         return CataloguePlan(*fit.tensors(host), fit.shape[1], config.seed, config.pool, weights, prior, device)
     return list_plan(config, fit, device)
 
