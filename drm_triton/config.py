@@ -175,6 +175,15 @@ class TrainConfig(Config):
         unset="0.65 N^(-1/6) in a catalogue of N items",
         search=(0.07, 0.1, 0.14, 0.2, 0.28),
     )
+    popularity: float = option(
+        0.0,
+        "Exponent of popularity: an item with n interactions counts n^`popularity` times in the softmax, in training "
+        "and in the ranking. Needs `negatives` all and a `score` other than l2.",
+        LOSS,
+        least=0,
+        most=MAX_FLOAT32,
+        search=(0.0, 0.4),
+    )
     interaction_weights: InteractionWeights = option(
         "off",
         "How the loss of a list depends on the weights of its positives, which prepare --weight stores: "
@@ -267,6 +276,10 @@ class TrainConfig(Config):
             raise InputError("`objective` softmax@k needs `negatives` all")
         if self.cov > 0 and self.score_in_force != "l2":
             raise InputError("`cov` (covariance regularisation) needs `score` l2")
+        if self.popularity > 0 and self.negatives_in_force != "all":
+            raise InputError("`popularity` needs `negatives` all, and so `objective` softmax or softmax@k")
+        if self.popularity > 0 and self.score_in_force == "l2":
+            raise InputError("`popularity` needs `score` cosine or dot, got l2")
 
     @property
     def eta_in_force(self) -> int:
@@ -370,13 +383,15 @@ class TrainConfig(Config):
         Examples
         --------
         >>> sorted(TrainConfig(objective="hinge").idle())
-        ['cov_every', 'cov_form', 'interaction_weight_cap', 'k', 'lam', 'pool', 'tau', 'temperature', 'weight']
+        ['cov_every', 'cov_form', 'interaction_weight_cap', 'k', 'lam', 'pool', 'popularity', 'tau', 'temperature', \
+'weight']
         """
         parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
         top = "drm" in parts or self.objective == "softmax@k"
         idle = {
             **dict.fromkeys(("rho", "eta", "share", "user_sampling"), every),
             "pool": not every,
+            "popularity": not every or self.score_in_force == "l2",
             **dict.fromkeys(("k", "tau"), not top),
             **dict.fromkeys(("lam", "weight"), "drm" not in parts),
             "margin": "hinge" not in parts,
@@ -407,7 +422,7 @@ class TrainConfig(Config):
         Examples
         --------
         >>> list(TrainConfig().search_space())
-        ['factors', 'temperature', 'lr', 'epochs']
+        ['factors', 'temperature', 'popularity', 'lr', 'epochs']
         >>> list(TrainConfig(objective="hinge+drm").search_space())
         ['score', 'factors', 'eta', 'tau', 'lambda', 'margin', 'lr', 'epochs']
         """

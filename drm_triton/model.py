@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
+import torch
 from torch import Tensor
 
 from drm_triton.config import TrainConfig, of_trained_model
@@ -32,6 +33,7 @@ from drm_triton.recommender import FactorRecommender, Tensors
 from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, initial_state, train
 from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unvalidated, warn_of_idle_options
+from drm_triton.training.prior import ranking_factors
 from drm_triton.training.run import Stored
 from drm_triton.training.state import BatchCallback, EpochCallback, State
 from drm_triton.training.step import smaller_steps
@@ -121,6 +123,9 @@ class DRM(FactorRecommender[TrainConfig]):
     temperature : float, optional
         Temperature of the softmax, psl and bpr parts. Lower values put more weight on the hardest negatives. Default:
         0.65 N^(-1/6) in a catalogue of N items.
+    popularity : float, default 0.0
+        Exponent of popularity: an item with n interactions counts n^`popularity` times in the softmax, in training and
+        in the ranking. Needs `negatives` all and a `score` other than l2.
     interaction_weights : {"off", "raw", "log", "bm25"}, default "off"
         How the loss of a list depends on the weights of its positives, which prepare --weight stores: not
         at all (off), in proportion to the weight (raw) or to log(1 + weight), or by BM25.
@@ -196,6 +201,7 @@ class DRM(FactorRecommender[TrainConfig]):
         weight: Weight = "uniform",
         margin: float = 1.0,
         temperature: float | None = None,
+        popularity: float = 0.0,
         interaction_weights: InteractionWeights = "off",
         interaction_weight_cap: float | None = None,
         cov: float = 0.0,
@@ -235,6 +241,7 @@ class DRM(FactorRecommender[TrainConfig]):
                 weight=weight,
                 margin=margin,
                 temperature=temperature,
+                popularity=popularity,
                 interaction_weights=interaction_weights,
                 interaction_weight_cap=interaction_weight_cap,
                 cov=cov,
@@ -258,7 +265,12 @@ class DRM(FactorRecommender[TrainConfig]):
     @property
     def score_name(self) -> Score:
         """The score of an item for a user."""
-        return self.config.score_in_force
+        return "dot" if self.biased else self.config.score_in_force
+
+    @property
+    def biased(self) -> bool:
+        """Whether the vectors have a column for the popularity of the items."""
+        return self.config.popularity > 0
 
     def check_fit(self, dataset: Dataset, fit: CSR) -> None:
         """Raise or warn before training if options and data do not go together."""
@@ -309,12 +321,17 @@ class DRM(FactorRecommender[TrainConfig]):
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """Return user factors [M, d] and item factors [N, d]."""
-        return tensors["user_factors"], tensors["item_factors"]
+        """Return user factors [M, d] and item factors [N, d], with `popularity` one column more."""
+        popularity = self.interactions.train.popularity()
+        return ranking_factors(tensors["user_factors"], tensors["item_factors"], self.config, popularity)
 
     def fold_in_items(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the codes of the items they liked, CSR [B, N]: float32 [B, d]."""
-        return fold_in(self.item_factors, liked, self.config, self.backend()[0])
+        V = self.item_factors
+        if not self.biased:
+            return fold_in(V, liked, self.config, self.backend()[0])
+        U = fold_in(V[:, :-1].contiguous(), liked, self.config, self.backend()[0], prior=V[:, -1].contiguous())
+        return torch.cat([U, U.new_ones(len(U), 1)], 1)
 
     @classmethod
     def stored_config(cls, values: dict[str, Any], where: str) -> TrainConfig:

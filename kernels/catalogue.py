@@ -8,7 +8,8 @@ a user is
 
 over the user's n positives i and all negatives j, and 0 without positives. A user with a hundred times the
 interactions counts ten times as much: a compromise between counting users and counting interactions equally. The weight
-w_i is that of the interaction, 1 by default, times that of `top_k_weights` for softmax@k.
+w_i is that of the interaction, 1 by default, times that of `top_k_weights` for softmax@k. A prior of each item, such as
+its popularity, may be added to its scores. It is constant, so it has no gradient.
 
 In a large catalogue, a random pool of items stands for all of them in one step: V then holds the items of the pool, and
 the sum over the negatives is multiplied by the number of items that each of them stands for.
@@ -53,11 +54,11 @@ def gradient_of_products(products: Tensor, rows: Tensor, g: Tensor, score: Score
     return 2 * (products - g.sum(1)[:, None] * rows) if score == "l2" else products
 
 
-def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score) -> Tensor:
-    """Turn the inner products u V^T [B, N] into scores, in place."""
+def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score, prior: Tensor | None) -> Tensor:
+    """Turn the inner products u V^T [B, N] into scores, in place. The prior [N] of the items is added."""
     if score == "l2":
         products.mul_(2).sub_(u.square().sum(1, keepdim=True)).sub_(V.square().sum(1))
-    return products
+    return products if prior is None else products.add_(prior)
 
 
 def top_k_weights(s: Tensor, objective: Objective) -> Tensor:
@@ -110,7 +111,7 @@ def catalogue_gradients(
     user_of = torch.repeat_interleave(every, batch.indptr.diff(), output_size=len(items))
     given = torch.ones_like(items, dtype=u.dtype) if batch.weights is None else batch.weights
     for block in user_blocks(len(u), len(V)):
-        s = scores_of_products(u[block] @ V.T, u[block], V, objective.score)
+        s = scores_of_products(u[block] @ V.T, u[block], V, objective.score, batch.prior)
         # The positives of other blocks go to a row that is cut off. To leave them out, the host would have to know
         # where this block begins and ends in `indices`, and would wait for the device.
         size = len(s)
@@ -140,6 +141,8 @@ class CataloguePlan:
         A catalogue of up to twice as many items is used as a whole.
     weights : float32 [nnz], optional
         Weight of each interaction in the loss.
+    prior : float32 [N], optional
+        Added to the score of each item.
     device : of the batches
     """
 
@@ -151,10 +154,11 @@ class CataloguePlan:
         seed: int,
         pool: int,
         weights: Tensor | None = None,
+        prior: Tensor | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.indptr, self.indices, self.n_items, self.seed, self.pool = indptr, indices, n_items, seed, pool
-        self.weights, self.device = weights, device or torch.device("cpu")
+        self.weights, self.prior, self.device = weights, prior, device or torch.device("cpu")
         self._order: tuple[int, Tensor] | None = None
         if self.n_lists == 0:
             raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
@@ -180,7 +184,7 @@ class CataloguePlan:
     def batch(self, epoch: int, start: int, stop: int) -> CatalogueBatch:
         """Return lists number start .. stop - 1 of an epoch."""
         users = self.order(epoch)[start:stop].contiguous()
-        batch = CatalogueBatch(users, *self.positives(users))
+        batch = CatalogueBatch(users, *self.positives(users), prior=self.prior)
         if needs_pool(self.n_items, self.pool):
             batch = self._pooled(batch, self._stream(epoch, start + 1))
         return batch.to(self.device)
@@ -209,6 +213,7 @@ class CataloguePlan:
             indices=(columns - user * len(items)).to(torch.int32),
             weights=None if batch.weights is None else batch.weights[order],
             pool=Pool(items.int(), self.pool, self.n_items / self.pool),
+            prior=None if self.prior is None else self.prior[items],
         )
 
     def _stream(self, epoch: int, number: int) -> np.random.Generator:

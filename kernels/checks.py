@@ -202,6 +202,9 @@ def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Obje
     if batch.weights is not None:
         check_tensor(name, "the weights of batch", batch.weights, (len(batch.indices),), (arithmetic(U.dtype),))
         check_devices(name, U=U, weights=batch.weights)
+    if batch.prior is not None:
+        check_tensor(name, "the prior of batch", batch.prior, (len(V),), (arithmetic(U.dtype),))
+        check_devices(name, U=U, prior=batch.prior)
     if devices.on_host(U):
         check_index(name, "users", batch.users, len(U))
         check_rows(name, " of batch", batch.indptr, batch.indices, len(V))

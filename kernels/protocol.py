@@ -261,16 +261,18 @@ class CatalogueBatch(NamedTuple):
     indices: Tensor  # int32 [indptr[-1]], ascending within a user; rows of V, which holds the items of a pool
     weights: Tensor | None = None  # of the term of each positive in the loss, shaped like indices; None for all 1
     pool: Pool | None = None
+    prior: Tensor | None = None  # [rows of V], added to the score of each item for every user; None for all 0
 
     def to(self, device: torch.device) -> "CatalogueBatch":
         """Copy the batch to a device. The host does not wait for a GPU."""
-        users, indptr, indices, weights, pool = self
+        users, indptr, indices, weights, pool, prior = self
         return CatalogueBatch(
             to_device(users, device),
             to_device(indptr, device),
             to_device(indices, device),
             None if weights is None else to_device(weights, device),
             None if pool is None else pool._replace(items=to_device(pool.items, device)),
+            None if prior is None else to_device(prior, device),
         )
 
 

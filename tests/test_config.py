@@ -99,6 +99,9 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ),
         ({"objective": "drm", "negatives": "all"}, "`negatives` all needs `objective` softmax or softmax@k, got drm"),
         ({"objective": "softmax@k", "negatives": "sampled"}, "`objective` softmax@k needs `negatives` all"),
+        ({"objective": "psl", "popularity": 0.4}, "`popularity` needs `negatives` all, and so `objective` softmax or"),
+        ({"negatives": "sampled", "popularity": 0.4}, "`popularity` needs `negatives` all"),
+        ({"score": "l2", "popularity": 0.4}, "`popularity` needs `score` cosine or dot, got l2"),
     ],
 )
 def test_bad_values_name_the_option_and_the_rule(values: dict[str, Any], message: str) -> None:

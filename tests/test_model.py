@@ -37,11 +37,13 @@ def test_the_keywords_of_drm_are_the_fields_of_the_configuration() -> None:
 def test_every_keyword_reaches_the_configuration() -> None:
     options: dict[str, Any] = {"score": "l2", "rho": 2, "eta": 7, "k": 3, "threads": 2, "cov": 1.0, "monitor": "map@5"}
     options |= {"negatives": "sampled", "objective": "softmax", "batch_size": 512, "interaction_weight_cap": 2.0}
+    alone = {"popularity": 0.4}  # does not go with l2, which cov needs
     for field in dataclasses.fields(TrainConfig):
-        if field.name not in options:
+        if field.name not in options | alone:
             options[field.name] = choices(field)[-1] if choices(field) else 2 * (field.default or 0) or 1  # type: ignore[operator]
     assert DRM(**options).config == TrainConfig(**options)
     assert DRM(**options).config.changed() == {k: v for k, v in options.items() if k != "objective"}  # the default
+    assert DRM(**alone).config.changed() == alone
 
 
 def test_help_lists_each_parameter_with_default_and_meaning() -> None:

@@ -43,6 +43,7 @@ from drm_triton.names import Score
 from drm_triton.ranking.evaluate import average, evaluate_users
 from drm_triton.ranking.known_first import known_first
 from drm_triton.ranking.topk import TopKIndex
+from drm_triton.training.prior import popularity_prior, ranking_factors
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.step import check_losses, list_plan, objective_of, rounding, training_plan
 
@@ -89,8 +90,19 @@ class Distributed:
         interactions = Interactions(self.world, fit, self.users)
         sampler = ListSampler(interactions)
         if config.negatives_in_force == "all":
-            return DividedCatalogue(interactions, fit.shape[1], config.seed, config.pool), sampler
+            prior = popularity_prior(config, self.popularity)
+            return DividedCatalogue(interactions, fit.shape[1], config.seed, config.pool, prior), sampler
         return list_plan(config, fit, self.world.device, begin=sampler.begin), sampler
+
+    @cached_property
+    def popularity(self) -> NDArray[np.int64]:
+        """The number of interactions of each item [N]. A rank counts those of its users."""
+        own = self.users.rows(self.world.rank)
+        counts = self.world.gather(
+            torch.from_numpy(self.fit.between(own.start, own.stop).popularity()).to(self.world.device)
+        )
+        total: NDArray[np.int64] = torch.stack(counts).sum(0).cpu().numpy()
+        return total
 
     @property
     def n_lists(self) -> int:
@@ -119,13 +131,12 @@ class Distributed:
         """Rank all items for the users of this rank; average over the users of all ranks."""
         state, first = self.state, self._first(self.users)
         own = range(first, first + len(state.U))
-        popularity = self.world.gather(torch.from_numpy(self.fit.between(own.start, own.stop).popularity()))
-        V = whole_table(self.world, state.V)
-        known = torch.stack(popularity).sum(0).numpy() > 0
-        index = known_first(partial(TopKIndex, self.backend, V, self.config.score_in_force), known)
+        U, V = ranking_factors(state.U, whole_table(self.world, state.V), self.config, self.popularity)
+        score = self.config.score_in_force
+        index = known_first(partial(TopKIndex, self.backend, V, score), self.popularity > 0)
 
         def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
-            return index.search(state.U[torch.from_numpy(users - first).to(state.U.device)], k, seen)[0]
+            return index.search(U[torch.from_numpy(users - first).to(U.device)], k, seen)[0]
 
         measured = evaluate_users(rank, self.fit, self.dataset.valid, own, ks)
         return average(gather_measured(self.world, measured)).means

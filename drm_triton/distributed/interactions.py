@@ -58,9 +58,11 @@ class ListSampler:
 class DividedCatalogue(CataloguePlan):
     """A plan whose interactions are divided by users. Every rank needs those of all users of a step."""
 
-    def __init__(self, interactions: Interactions, n_items: int, seed: int, pool: int) -> None:
+    def __init__(
+        self, interactions: Interactions, n_items: int, seed: int, pool: int, prior: Tensor | None = None
+    ) -> None:
         self.interactions = interactions
-        super().__init__(interactions.indptr, torch.empty(0, dtype=torch.int32), n_items, seed, pool)
+        super().__init__(interactions.indptr, torch.empty(0, dtype=torch.int32), n_items, seed, pool, None, prior)
 
     def positives(self, users: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the items of users [B] by rows: indptr [B + 1] and indices."""

@@ -12,11 +12,9 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.data.attributes import attributes
@@ -28,7 +26,6 @@ from drm_triton.models.configs import ModelConfig
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker
 from drm_triton.ranking.item_index import ItemWeights, item_ranker
-from drm_triton.ranking.topk import TopKIndex
 from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors, all_finite
 from drm_triton.training.loop import finish_epoch
 from drm_triton.training.preflight import warn_if_unvalidated
@@ -151,16 +148,9 @@ class FactorModel(EpochModel[C], FactorRecommender[C]):
     What it has learned stays on the CPU, where it is trained. The vectors that rank are on the device of the backend.
     """
 
-    biased: ClassVar[bool] = False  # whether the last column of the item vectors is a bias
-
     def new_queries(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the items they liked, CSR [m, N]: float32 [m, d]."""
         return self.fold_in_items(liked).to(self.backend()[1])
-
-    def _similarity(
-        self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None
-    ) -> tuple[TopKIndex, Tensor]:
-        return super()._similarity(factors[:, :-1] if self.biased else factors, codes, candidates)
 
     def ranker_of(self, tensors: Tensors, fit: CSR) -> Ranker:
         """Return the ranker of a model in training."""
@@ -217,8 +207,3 @@ def gibibytes(n_bytes: float) -> str:
     ('3.0 GiB', '5.0 MiB')
     """
     return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
-
-
-def with_bias(U: Tensor, V: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factors whose dot product is U V^T + bias: U [M, d] with a column of ones, and V [N, d] with bias [N]."""
-    return torch.cat([U, U.new_ones(len(U), 1)], 1), torch.cat([V, bias[:, None]], 1)

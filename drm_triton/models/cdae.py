@@ -14,8 +14,9 @@ from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.reference import philox
 from drm_triton.kernels.streams import POSITIVES
 from drm_triton.kernels.torch_threads import one_torch_thread
-from drm_triton.models.base import FactorModel, Progress, with_bias
+from drm_triton.models.base import FactorModel, Progress
 from drm_triton.models.configs import CDAEConfig
+from drm_triton.ranking.topk import with_bias
 from drm_triton.recommender import Tensors
 
 INITIAL_STATE = 1e-4  # of Adagrad's sums of squared gradients

@@ -39,8 +39,9 @@ from torch import Tensor
 from drm_triton.data.csr import CSR
 from drm_triton.kernels.cpu.pairs import Tables, Task, count_pairs, divide_items, group_pairs
 from drm_triton.kernels.cpu.runtime import threads
-from drm_triton.models.base import FactorModel, ModelState, Progress, with_bias
+from drm_triton.models.base import FactorModel, ModelState, Progress
 from drm_triton.models.configs import BPRConfig, WARPConfig
+from drm_triton.ranking.topk import with_bias
 from drm_triton.recommender import Tensors
 from drm_triton.training.warm_start import Known, carry, in_old_codes, unknown_rows
 

@@ -33,7 +33,7 @@ MAX_LISTS = 128  # lists of a user per step: a sample of a long history gives ab
 USERS_PER_BATCH = 512  # users fitted at once: bounds the memory of their lists
 
 
-def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) -> Tensor:
+def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend, prior: Tensor | None = None) -> Tensor:
     """Fit the vectors of new users to fixed item factors.
 
     Parameters
@@ -42,6 +42,7 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) ->
     histories : CSR [B, N] items of each user; a user without items gets the zero vector
     config : configuration of the training
     backend : backend of `drm_triton.kernels`
+    prior : float32 [N], added to the scores of the items if the model has a popularity prior
 
     Returns
     -------
@@ -56,7 +57,7 @@ def fold_in(V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) ->
     for start in range(0, len(eligible), USERS_PER_BATCH):
         users = eligible[start : start + USERS_PER_BATCH]
         rows = to_device(torch.from_numpy(users), V.device)
-        U[rows] = _fit(U[rows], V, histories.take(users), config, backend)
+        U[rows] = _fit(U[rows], V, histories.take(users), config, backend, prior)
     return U
 
 
@@ -68,22 +69,25 @@ def mean_direction(V: Tensor, histories: CSR) -> Tensor:
     return SPECTRAL_NORM * total / lengths
 
 
-def _fit(U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, backend: Backend) -> Tensor:
+def _fit(U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, backend: Backend, prior: Tensor | None) -> Tensor:
     """Fit the vectors U [B, d] to the items of each user, in place; return them."""
     # As after spectral initialisation, Adagrad starts at 1: the first step is then proportional to the gradient, and
     # does not overwrite the initial direction.
     state, score, objective = torch.ones_like(U), row_score(config.score_in_force), objective_of(config, len(V))
-    gradient_terms = _catalogue_terms if config.negatives_in_force == "all" else _list_terms
-    for step, terms in enumerate(gradient_terms(U, V, histories, config, objective, backend)):
+    if config.negatives_in_force == "all":
+        steps = _catalogue_terms(U, V, histories, objective, backend, prior)
+    else:
+        steps = _list_terms(U, V, histories, config, objective, backend)
+    for step, terms in enumerate(steps):
         backend.update_rows(U, state, terms, LR * (1 - step / STEPS), score)
     return U
 
 
 def _catalogue_terms(
-    U: Tensor, V: Tensor, histories: CSR, config: TrainConfig, objective: Objective, backend: Backend
+    U: Tensor, V: Tensor, histories: CSR, objective: Objective, backend: Backend, prior: Tensor | None
 ) -> Iterator[GradientTerms]:
     """Yield the gradient of each step, at the vectors as they are then. All other items are the negatives."""
-    batch = _catalogue(histories, V.device)
+    batch = _catalogue(histories, V.device)._replace(prior=prior)
     users, weights = batch.users[: len(U)], batch.indptr.diff()[: len(U)].to(U.dtype).rsqrt()
     for _ in range(STEPS):
         gradients = backend.catalogue_gradients(U, V, batch, objective, fixed_items=True).user_grad

@@ -91,6 +91,11 @@ def _to_host(rows: Tensor, scores: Tensor) -> tuple[NDArray[np.int32], NDArray[n
     return both[0], both[1].view(np.float32)
 
 
+def with_bias(U: Tensor, V: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors whose dot product is U V^T + bias: U [M, d] with a column of ones, and V [N, d] with bias [N]."""
+    return torch.cat([U, U.new_ones(len(U), 1)], 1), torch.cat([V, bias[:, None]], 1)
+
+
 def similarity_vectors(factors: Tensor, score: Score) -> Tensor:
     """Return the table whose rows are compared with each other to find similar items or users: [N, d].
 

@@ -50,6 +50,11 @@ class FactorRecommender(Recommender[C]):
         return "dot"
 
     @property
+    def biased(self) -> bool:
+        """Whether the last column of the item vectors is a bias, and that of the user vectors 1."""
+        return False
+
+    @property
     def vectors(self) -> Vectors:
         """The vectors that rank, on the device of the backend. Those of cold users and items are predicted."""
         if self._vectors is None or self._vectors[0] is not self.tensors:
@@ -128,8 +133,8 @@ class FactorRecommender(Recommender[C]):
         return self._similarity(self.item_factors, items, None if known.all() else np.flatnonzero(known))
 
     def diversity_factors(self) -> NDArray[np.float32]:
-        """Return the item factors: float32 [N, d]."""
-        return self.item_factors.detach().cpu().numpy()
+        """Return the item factors, without their bias: float32 [N, d]."""
+        return self._directions(self.item_factors).detach().cpu().numpy()
 
     def similar_users(self, users: Ids, k: int = 10) -> pl.DataFrame:
         """Return the k users most similar to each given user, as `similar_items` does for items.
@@ -161,9 +166,13 @@ class FactorRecommender(Recommender[C]):
     def _similarity(
         self, factors: Tensor, codes: NDArray[np.int32], candidates: NDArray[np.int64] | None = None
     ) -> tuple[TopKIndex, Tensor]:
-        vectors = similarity_vectors(factors, self.score_name)
+        vectors = similarity_vectors(self._directions(factors), self.score_name)
         queries = vectors[to_device(torch.from_numpy(codes), vectors.device)]
         return TopKIndex(self.backend()[0], vectors, self.score_name, candidates), queries
+
+    def _directions(self, factors: Tensor) -> Tensor:
+        """Return factors without the column of biases, which says nothing about what they have in common."""
+        return factors[:, :-1] if self.biased else factors
 
     def _check_sizes(self, where: str) -> None:
         U, V = self.factors(self.tensors)

@@ -9,6 +9,7 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.kernels.protocol import Backend
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.capture import captured_step
+from drm_triton.training.prior import ranking_factors
 from drm_triton.training.state import State
 from drm_triton.training.step import objective_of, take_step, training_plan
 
@@ -56,7 +57,8 @@ class SingleProcess:
 
     def measure(self, ks: Sequence[int]) -> dict[str, float]:
         """Rank all items for all users."""
-        rank = factor_ranker(self.backend, self.state.U, self.state.V, self.config.score_in_force, self.fit)
+        U, V = ranking_factors(self.state.U, self.state.V, self.config, self.fit.popularity())
+        rank = factor_ranker(self.backend, U, V, self.config.score_in_force, self.fit)
         return evaluate(rank, self.fit, self.dataset.valid, ks).means
 
     def agreed(self, stop: bool, now: bool = False) -> bool:

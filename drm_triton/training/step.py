@@ -22,6 +22,7 @@ from drm_triton.kernels.protocol import (
 )
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.training.covariance import covariance_gradient
+from drm_triton.training.prior import popularity_prior
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.weights import training_weights
 
@@ -214,8 +215,8 @@ def training_plan(config: TrainConfig, fit: CSR, device: torch.device) -> ListPl
     """Return the plan of the lists that a configuration trains on."""
     if config.negatives_in_force == "all":
         host = torch.device("cpu")
-        weights = training_weights(config, fit, host)
-        return CataloguePlan(*fit.tensors(host), fit.shape[1], config.seed, config.pool, weights, device)
+        weights, prior = training_weights(config, fit, host), popularity_prior(config, fit.popularity())
+        return CataloguePlan(*fit.tensors(host), fit.shape[1], config.seed, config.pool, weights, prior, device)
     return list_plan(config, fit, device)
 
 

@@ -143,7 +143,8 @@ def catalogue_gradients(
     ----------
     U : float32 [M, d]
     V : float32 [N, d]
-    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32), weights float32 of the items
+    batch : users int32 [B], their items as rows of (indptr int64 [B + 1], indices int32), weights float32 of the items,
+        prior float32 [N]
     """
     name = "catalogue_gradients"
     for argument, value in (("U", U), ("V", V)):
@@ -161,7 +162,7 @@ def catalogue_gradients(
     with one_torch_thread():
         for block in user_blocks(len(u), len(V)):
             S = empty(u.dtype, block.stop - block.start, len(V))
-            products = user_products(u[block], V, S, users, block.start, objective.score)
+            products = user_products(u[block], V, S, users, block.start, objective.score, batch.prior)
             user_grad[block] = gradient_of_products(products, u[block], S, objective.score)
             if not fixed_items:
                 of_items = gradient_of_products(item_products(u[block], V, S), V, S.T, objective.score)
@@ -169,7 +170,9 @@ def catalogue_gradients(
     return CatalogueGradients(loss, user_grad, item_grad)
 
 
-def user_products(u: Tensor, V: Tensor, S: Tensor, users: UserLosses, first_user: int, score: Score) -> Tensor:
+def user_products(
+    u: Tensor, V: Tensor, S: Tensor, users: UserLosses, first_user: int, score: Score, prior: Tensor | None
+) -> Tensor:
     """Compute the losses of the block u of users that begins with user `first_user` of the batch.
 
     S [B, N] becomes g = dL/dS. Returns its product g V.
@@ -178,7 +181,7 @@ def user_products(u: Tensor, V: Tensor, S: Tensor, users: UserLosses, first_user
 
     def of_users(start: int) -> None:
         rows = slice(start, min(start + USERS_PER_TASK, len(u)))
-        scores_of_products(torch.mm(u[rows], V.T, out=S[rows]), u[rows], V, score)
+        scores_of_products(torch.mm(u[rows], V.T, out=S[rows]), u[rows], V, score, prior)
         softmax_of_users(first_user + rows.start, first_user + rows.stop, S[rows].numpy(), users)
         torch.mm(S[rows], V, out=products[rows])
 

@@ -46,6 +46,7 @@ def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
     for b, user in enumerate(batch.users.tolist()):
         items = batch.indices[batch.indptr[b] : batch.indptr[b + 1]].tolist()
         s = -(U[user] - V).square().sum(1) if objective.score == "l2" else V @ U[user]
+        s = s if batch.prior is None else s + batch.prior
         last, ratio = (len(V), 1.0) if batch.pool is None else (batch.pool.n_negatives, batch.pool.ratio)
         others = torch.tensor([j for j in range(last) if j not in items], dtype=torch.int64)
         weights = torch.ones(len(V))
@@ -132,6 +133,27 @@ def test_weights_multiply_the_terms_of_the_positives(backend: Backend, score: Sc
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
     with pytest.raises(InputError, match="the weights of batch"):
         backend.catalogue_gradients(U, V, batch._replace(weights=weights[1:]), objective(score))
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize("at_k", [False, True])
+def test_a_prior_is_added_to_the_scores(backend: Backend, score: Score, at_k: bool) -> None:
+    U, V, batch = case(6, 70, 80, 40, 16)
+    prior = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    got = backend.catalogue_gradients(U, V, batch._replace(prior=prior), objective(score, at_k=at_k))
+    for x, want in zip(got, definition(U, V, batch._replace(prior=prior), objective(score, at_k=at_k)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+    with pytest.raises(InputError, match="the prior of batch"):
+        backend.catalogue_gradients(U, V, batch._replace(prior=prior[1:]), objective(score))
+
+
+def test_the_prior_of_a_pool_is_that_of_its_items() -> None:
+    prior = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([0, 1], dtype=torch.int32)
+    batch = CataloguePlan(indptr, indices, 40, seed=3, pool=10, prior=prior).batch(0, 0, 2)
+    assert batch.pool is not None
+    assert batch.prior is not None
+    assert torch.equal(batch.prior, prior[batch.pool.items.long()])
 
 
 @pytest.mark.parametrize("temperature", [0.01, 100.0])
