@@ -119,20 +119,22 @@ def recommend(
     form = check_output(form, out, overwrite)
 
     from drm_triton.cli.messages import FlagReporter, first_word
-    from drm_triton.data.histories import read_choice, read_histories, read_ids
-    from drm_triton.ranking.limits import parse_limits
 
-    selection: dict[str, Any] = {}
-    if liked is not None:
-        selection["histories"] = {"you": _split_ids(liked)}
-    elif history is not None:
-        selection["histories"] = read_histories(history)
-    elif not everyone:
-        selection["users"] = user if users is None else read_ids(users)
-    selection["only"] = None if only is None else read_choice(only)
-    selection["without"] = None if without is None else read_choice(without)
-    selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
     with first_word(quiet):
+        from drm_triton.data.histories import read_choice, read_histories, read_ids
+        from drm_triton.ranking.limits import parse_limits
+
+        selection: dict[str, Any] = {}
+        if liked is not None:
+            selection["histories"] = {"you": _split_ids(liked)}
+        elif history is not None:
+            selection["histories"] = read_histories(history)
+        elif not everyone:
+            selection["users"] = user if users is None else read_ids(users)
+        selection["only"] = None if only is None else read_choice(only)
+        selection["without"] = None if without is None else read_choice(without)
+        selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
+
         from drm_triton.models import load
 
         model = load(run)

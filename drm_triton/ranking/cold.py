@@ -118,9 +118,9 @@ def with_cold_rows(U: Tensor, V: Tensor, data: Dataset, score: Score) -> Vectors
     data : data set of the model
     score : score of the vectors
     """
-    trained_users, trained_items = data.train.degrees() > 0, data.train.popularity() > 0
+    trained_users, trained_items = data.train.degrees() > 0, data.trained_items
     # A user with held-out interactions only is folded in when needed.
-    users, cold_users, _ = _predicted(U, data.users, trained_users, data.owned.degrees() == 0)
+    users, cold_users, _ = _predicted(U, data.users, trained_users, data.liked.degrees() == 0)
     items, cold_items, variance = _predicted(V, data.items, trained_items, ~trained_items)
     if score == "l2" and cold_items.any():
         rows = to_device(torch.from_numpy(np.flatnonzero(cold_items)), V.device)

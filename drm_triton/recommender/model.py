@@ -97,8 +97,8 @@ class Model(ABC, Generic[C]):
         """Return the queries of users of the training data, given by their codes [m]."""
 
     @abstractmethod
-    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> Queries:
-        """Return the queries of users of the data set, given by their codes [m] and all their items, CSR [m, N].
+    def dataset_queries(self, users: NDArray[np.int64]) -> Queries:
+        """Return the queries of users of the data set, given by their codes [m].
 
         It differs from `queries` for users all of whose interactions were held out of the training. The model has
         learned nothing about them, so they are treated as new users who liked these items.
@@ -184,7 +184,7 @@ class Model(ABC, Generic[C]):
 
     def known_items(self) -> NDArray[np.bool_]:
         """Return which items have training interactions or are cold items. Others come last in all rankings."""
-        return (self.interactions.train.popularity() > 0) | self.cold_items
+        return self.interactions.trained_items | self.cold_items
 
     def was_fit_on(self, dataset: Dataset) -> bool:
         """Return whether a data set has the ids and the interactions that the model was fitted on."""
