@@ -121,7 +121,7 @@ for name, words in json.loads(sys.argv[1]).items():
     printed[name] = err.getvalue()
 print(json.dumps(printed))
 """
-    given = {name: ["doctor"] if name == "doctor" else BAD_INPUT[name] for name in commands()}
+    given = {name: BAD_INPUT[name] for name in commands() if name != "doctor"}  # whose children import what is heavy
     done = run_python("-c", code, json.dumps(given), cwd=tmp_path)
     printed = json.loads(done.stdout.splitlines()[-1])
     assert {name: text.split("\n")[0] for name, text in printed.items()} == dict.fromkeys(given, "starting ...")
