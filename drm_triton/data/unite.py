@@ -41,7 +41,7 @@ def united(old: Dataset, new: Dataset) -> Dataset:
     train, empty = both(old.liked, new.liked), CSR.empty(shape)
     dropped = both(old.dropped, new.dropped).minus(train)
     data = Dataset(train, empty, empty, users, items, {"source": "update"}, dropped=dropped)
-    types = {"user": users["id"].dtype, "item": items["id"].dtype}
+    types = pl.Schema({"user": users["id"].dtype, "item": items["id"].dtype})
     elsewhere = [
         one.dropped_elsewhere.cast(types, strict=False).drop_nulls()
         for one in (old, new)

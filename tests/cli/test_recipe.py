@@ -10,7 +10,7 @@ import pytest
 from drm_triton import Dataset
 from tests.conftest import call
 
-FILES = {  # how the file is read, and the text between its fields
+FILES: dict[str, tuple[list[object], str]] = {  # how the file is read, and the text between its fields
     "lastfm-hetrec/user_artists.dat": ([], "\t"),
     "movietweetings-100k/ratings.dat": (
         ["--separator", "::", "--columns", "user,item,rating,timestamp", "--min-rating", 7],

@@ -1,6 +1,7 @@
 """Items that users have through pairs that a filter removed are not recommended, and nothing is learned from them."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from drm_triton.models import EASE, load
 from drm_triton.ranking.evaluate import membership
 from drm_triton.recommender import Recommender
 
-MODELS = {"drm": lambda: DRM(factors=4, epochs=2), "ease": lambda: EASE(regularization=10.0)}
+MODELS: dict[str, Callable[[], Recommender[Any]]] = {
+    "drm": lambda: DRM(factors=4, epochs=2),
+    "ease": lambda: EASE(regularization=10.0),
+}
 
 
 @pytest.fixture(scope="module")
