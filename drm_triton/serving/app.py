@@ -239,7 +239,11 @@ class QueryRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request."""
         answer = answer_of(self.endpoint)
-        return lambda request: answer(request.scope["query_string"])
+
+        async def respond(request: Request) -> Response:
+            return await answer(request.scope["query_string"])
+
+        return respond
 
 
 class Direct:

@@ -251,7 +251,7 @@ def test_a_user_whose_items_were_all_held_out_is_folded_in() -> None:
     data = Dataset.from_csr((np.array([0, 3, 3, 6]), np.array([0, 1, 2, 1, 2, 3])), user_ids=[7, 8, 9], n_items=6)
     model = DRM(factors=2, epochs=1).fit(data)
     engine = Engine(model)
-    engine.seen = CSR(np.array([0, 3, 5, 8]), np.array([0, 1, 2, 0, 3, 1, 2, 3], dtype=np.int32), (3, 6))
+    engine.liked = engine.seen = CSR(np.array([0, 3, 5, 8]), np.array([0, 1, 2, 0, 3, 1, 2, 3], dtype=np.int32), (3, 6))
     answer = asyncio.run(engine.recommend("8", 3, True, "error"))
     want = model.recommend_from([[0, 3]], k=3).select("item", "score").rows()
     assert [(row["item"], row["score"]) for row in answer["items"]] == want
