@@ -17,7 +17,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
 from drm_triton.serving.app import create_app
-from drm_triton.serving.engine import Engine
+from drm_triton.serving.engine import Engine, UnknownIdError
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.middleware import is_this_host
 from drm_triton.serving.server import set_aside
@@ -245,6 +245,26 @@ def test_a_reload_frees_the_old_model_and_sets_the_new_one_aside() -> None:
 
 
 # -- what a user has ---------------------------------------------------------------------------------------------------
+
+
+def test_dropped_items_are_left_out_and_say_nothing_about_taste() -> None:
+    frame = pl.DataFrame(
+        {"user": [7, 7, 7, 9, 9, 8], "item": [0, 1, 2, 1, 3, 1], "rating": [5, 5, 1, 5, 5, 1]}
+    )  # 8 has a low rating only, and comes back with the table of users
+    data = Dataset.from_frame(frame, min_rating=3, ratios=(1, 0, 0))
+    items = pl.DataFrame({"item": [2], "title": ["two"]})
+    model = DRM(factors=2, epochs=1).fit(data.with_attributes(items, pl.DataFrame({"user": [8]})))
+    engine = Engine(model)
+
+    async def items_of(user: str, **options: Any) -> list[int]:
+        given = {"k": 9, "exclude_seen": True, "unknown": "popular", **options}
+        return sorted(row["item"] for row in (await engine.recommend(user, **given))["items"])
+
+    assert asyncio.run(items_of("7")) == [3]
+    assert asyncio.run(items_of("7", exclude_seen=False)) == [0, 1, 2, 3]
+    assert asyncio.run(items_of("8")) == [0, 2, 3]
+    with pytest.raises(UnknownIdError, match="has no interactions"):
+        asyncio.run(items_of("8", unknown="error"))
 
 
 def test_a_user_whose_items_were_all_held_out_is_folded_in() -> None:
