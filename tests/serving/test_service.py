@@ -11,12 +11,13 @@ import httpx
 import numpy as np
 import polars as pl
 import pytest
+from starlette.responses import Response
 
 from drm_triton import DRM, Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.serving.app import create_app
+from drm_triton.serving.app import Direct, create_app
 from drm_triton.serving.engine import Engine, UnknownIdError
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.middleware import is_this_host
@@ -245,6 +246,29 @@ def test_a_reload_frees_the_old_model_and_sets_the_new_one_aside() -> None:
 
 
 # -- what a user has ---------------------------------------------------------------------------------------------------
+
+
+def test_good_queries_are_answered_directly_and_others_by_the_application() -> None:
+    bodies: list[bytes] = []
+
+    async def answer(query: bytes) -> Response:
+        if query == b"bad":
+            raise InputError("bad")
+        return Response(query)
+
+    async def send(message: Any) -> None:
+        bodies.append(message.get("body", b""))
+
+    direct = Direct(Response(b"application"), {"/items": answer})
+    for method, path, query in (
+        ("GET", "/items", b"good"),
+        ("GET", "/items", b"bad"),
+        ("POST", "/items", b"good"),
+        ("GET", "/items/", b"good"),
+    ):
+        scope = {"type": "http", "method": method, "path": path, "query_string": query}
+        asyncio.run(direct(scope, lambda: asyncio.sleep(0, {}), send))
+    assert [body for body in bodies if body] == [b"good", b"application", b"application", b"application"]
 
 
 def test_dropped_items_are_left_out_and_say_nothing_about_taste() -> None:
