@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from drm_triton import DRM, Dataset
 from drm_triton.bench.quality import prepared
-from drm_triton.bench.record import RESULTS, environment
+from drm_triton.bench.record import RESULTS, save_table
 from drm_triton.data.csr import CSR
 from drm_triton.ranking.evaluate import evaluate
 from drm_triton.ranking.rules import Rules
@@ -90,14 +90,11 @@ def main() -> None:
         data = Dataset.load(prepared(name, arguments.data))
         for seed in range(arguments.seeds):
             run(name, data, seed)
-    found = environment()
-    title = f"# The price of diversity\n\n{found['processor']}, {found['threads']} threads, {found['date'][:10]}, "
     note = (
         "Test part, default model, lists re-ranked with `diversity`. Means over the seeds. `diversity@10` is measured "
-        "with the interactions of items; MMR itself compares their factors.\n"
+        "with the interactions of items; MMR itself compares their factors."
     )
-    text = "\n".join([title + "`python -m bench.diversity`\n", note, table(finished())])
-    (RESULTS / "diversity.md").write_text(text)
+    save_table("diversity", "The price of diversity", note, table(finished()))
 
 
 if __name__ == "__main__":

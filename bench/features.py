@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
 from drm_triton import DRM, Dataset
-from drm_triton.bench.record import environment
+from drm_triton.bench.record import RESULTS, save_table
 from drm_triton.data import features as features_module
 from drm_triton.data.csr import CSR
 from drm_triton.data.features import features
@@ -54,7 +54,6 @@ from drm_triton.ranking.evaluate import Ranker, evaluate
 from drm_triton.recommender import FactorRecommender
 from drm_triton.training.state import EpochEnd
 
-RESULTS = Path(__file__).parent / "results"
 TRIALS = RESULTS / "features.jsonl"
 COLUMNS = ("cold recall@50", "cold ndcg@10", "warm ndcg@10", "all ndcg@10", "cold in top 10")
 COLD_SHARE = HELD_OUT_SHARE = 0.2
@@ -249,14 +248,11 @@ def main() -> None:
     data = load(arguments.data)
     for number in range(arguments.folds):
         measure(data, arguments.models.split(","), number)
-    found = environment()
-    title = f"# Cold items\n\n{found['processor']}, {found['threads']} threads, {found['date'][:10]}, "
     note = (
         "ml-100k, ratings of at least 4; a fifth of the films without interactions; genres and years as attributes. "
-        "Means over the folds; bench/features.py describes columns and methods.\n"
+        "Means over the folds; bench/features.py describes columns and methods."
     )
-    rows = sorted(finished(), key=lambda row: row["fold"])
-    (RESULTS / "features.md").write_text("\n".join([title + "`python -m bench.features`\n", note, table(rows)]))
+    save_table("features", "Cold items", note, table(sorted(finished(), key=lambda row: row["fold"])))
 
 
 if __name__ == "__main__":

@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 
 from drm_triton import DRM, Dataset
-from drm_triton.bench.record import environment
+from drm_triton.bench.record import RESULTS, save_table
 from drm_triton.data.leaderboards import LEAST_TRAIN, PUBLIC_SPLITS, K
 from drm_triton.data.prepare.parts import PartsOptions
 from drm_triton.data.prepare.pipeline import prepare
 from drm_triton.data.prepare.sources import find_source
 
-RESULTS = Path(__file__).parent / "results"
 TRIALS = RESULTS / "public_splits.jsonl"
 METRICS = (f"recall@{K}", f"ndcg@{K}")
 
@@ -114,10 +113,8 @@ def main() -> None:
             best = max(trials, key=lambda row: row[f"ndcg@{K}"])["options"] if trials else settings[0]
             for seed in range(arguments.seeds):
                 measure(folder, model, "test", best, seed)
-            found, rows = environment(), finished()
-            title = f"# Public splits\n\n{found['processor']}, {found['threads']} threads, {found['date'][:10]}, "
-            text = "\n".join([title + "`python -m bench.public_splits`\n", *(table(key, rows) for key in SETS)])
-            (RESULTS / "public_splits.md").write_text(text)
+            rows = finished()
+            save_table("public_splits", "Public splits", None, "\n".join(table(key, rows) for key in SETS))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,14 @@ def environment() -> Row:
     }
 
 
+def save_table(name: str, title: str, note: str | None, table: str, folder: Path = RESULTS) -> None:
+    """Write name.md: a title, the machine, the date and the command, perhaps a note about the table, and the table."""
+    found = environment()
+    made = f"{found['processor']}, {found['threads']} threads, {found['date'][:10]}, `python -m bench.{name}`"
+    paragraphs = [f"# {title}", made, *([] if note is None else [note]), table]
+    atomic.write_text(folder / f"{name}.md", "\n\n".join(paragraphs), parents=True)
+
+
 def save(name: str, header: Row, rows: list[Row], folder: Path = RESULTS) -> None:
     """Write name.json (header and rows) and name.csv (rows with the fields of the header that identify the run)."""
     import io

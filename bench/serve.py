@@ -6,7 +6,8 @@
 request is for the top 10 of a random user, without seen items. Modes:
 
     rate   : a fixed number of requests per second, each sent at its due time on a free connection. The latency counts
-             from the due time, so it includes the time that a request waits for a connection.
+             from the due time, so it includes the time that a request waits for a connection. The client collects no
+             garbage meanwhile, because its own pauses would count.
     closed : each connection sends its next request when the last response has arrived. This measures the throughput.
     likes  : like closed, for `POST /recommendations` with 10 liked items, which fits a vector for each request.
     wrk    : like closed, with the client wrk, which is written in C and takes less of the cores, for one user.
@@ -21,6 +22,7 @@ The scores of one request are 28.8K x 64 multiply-adds and read 7.4 MB.
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import re
@@ -130,6 +132,8 @@ def summary(times: list[float], seconds: float) -> dict[str, float]:
 
 def client(port: int, mode: str, connections: int, seconds: float, rate: float) -> None:
     """Run the client, in a separate process, and print the summary."""
+    gc.freeze()
+    gc.disable()  # a collection over the tasks of all requests holds up the client, and would count as latency
     if mode == "rate":
         result = asyncio.run(at_rate(port, connections, seconds, rate))
     else:

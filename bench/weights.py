@@ -22,11 +22,10 @@ import numpy as np
 import polars as pl
 
 from drm_triton import DRM, Dataset
-from drm_triton.bench.record import environment
+from drm_triton.bench.record import RESULTS, save_table
 from drm_triton.errors import InputError
 from drm_triton.names import FitOn
 
-RESULTS = Path(__file__).parent / "results"
 TRIALS = RESULTS / "weights.jsonl"
 METRICS = ("ndcg@10", "recall@50")
 
@@ -116,14 +115,11 @@ def main() -> None:
             for weights in WEIGHTS:
                 for on in ("valid", "test"):
                     measure(data, model, weights, on, seed)
-    found = environment()
-    title = f"# Weighted interactions\n\n{found['processor']}, {found['threads']} threads, {found['date'][:10]}, "
     note = (
         "Last.fm, play counts as weights. Means over the seeds; a star marks a value that differs from that without "
-        "weights (Welch's t-test, p < 0.01).\n"
+        "weights (Welch's t-test, p < 0.01)."
     )
-    text = "\n".join([title + "`python -m bench.weights`\n", note, table(finished())])
-    (RESULTS / "weights.md").write_text(text)
+    save_table("weights", "Weighted interactions", note, table(finished()))
 
 
 if __name__ == "__main__":

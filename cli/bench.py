@@ -51,7 +51,10 @@ def kernels(
 
       drm-triton bench kernels --tune --factors 128    # on a GPU
     """
-    from drm_triton.bench.kernels import Sizes, run, run_tuning
+    from drm_triton.cli.messages import first_word
+
+    with first_word():
+        from drm_triton.bench.kernels import Sizes, run, run_tuning
 
     sizes = Sizes(users, items, rho, eta, factors, batch)
     if tune:

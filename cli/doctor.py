@@ -33,9 +33,11 @@ def doctor(
       drm-triton doctor --deep    # the first run on a GPU
     """
     from drm_triton.atomic import check_file
-    from drm_triton.cli.messages import FlagReporter
-    from drm_triton.doctor import examine
-    from drm_triton.issue_file import add_section
+    from drm_triton.cli.messages import FlagReporter, first_word
+
+    with first_word(as_json):
+        from drm_triton.doctor import examine
+        from drm_triton.issue_file import add_section
 
     if deep:
         check_file(out, "give another file with `out`")

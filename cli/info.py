@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli import complete
-from drm_triton.cli.messages import in_flags
+from drm_triton.cli.messages import first_word, in_flags
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
@@ -33,11 +33,13 @@ def info(
       drm-triton info data/ratings --json
     """
     from drm_triton.data import find_dataset
-    from drm_triton.data.dataset import Dataset
 
     path = find_dataset(complete.required_dataset(dataset, dataset_option))
-    data = Dataset.load(path)
-    data.verify()
+    with first_word(as_json):
+        from drm_triton.data.dataset import Dataset
+
+        data = Dataset.load(path)
+        data.verify()
     if as_json:
         print(json.dumps(summary(data, path), ensure_ascii=False))
     else:
@@ -59,6 +61,7 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "train": data.train.nnz,
         "valid": data.valid.nnz,
         "test": data.test.nnz,
+        "dropped": data.dropped.nnz,
         "per_user": data.n_interactions / data.n_users if data.n_users else 0.0,
         "per_item": data.n_interactions / data.n_items if data.n_items else 0.0,
         "density": data.n_interactions / cells if cells else 0.0,
@@ -102,6 +105,8 @@ def describe(data: "Dataset", path: Path) -> None:
     total = max(data.n_interactions, 1)
     for name in ("train", "valid", "test"):
         print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
+    if facts["dropped"]:
+        print(f"{'dropped by filters':<22}{facts['dropped']:>14,}  never recommended, not learned from")
     for line in _columns(data.meta):
         print(line)
     for name, entry in (data.meta.get("attributes") or {}).items():

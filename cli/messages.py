@@ -105,14 +105,17 @@ def wrapped(text: str) -> str:
 
 @contextmanager
 def first_word(quiet: bool = False) -> Iterator[None]:
-    """Show on a terminal that the command has begun, while torch is imported. The word disappears again."""
-    shown = not quiet and sys.stderr.isatty()
-    if shown:
-        print("starting ...", end="\r", file=sys.stderr, flush=True)
+    """Show that the command has begun, while polars and torch are imported, which takes seconds on a busy machine.
+
+    On a terminal, the word disappears again. Elsewhere it is a line, printed if nothing heavy has been imported yet.
+    """
+    terminal = sys.stderr.isatty()
+    if not quiet and (terminal or "polars" not in sys.modules):
+        print("starting ...", end="\r" if terminal else "\n", file=sys.stderr, flush=True)
     try:
         yield
     finally:
-        if shown:
+        if terminal and not quiet:
             print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from drm_triton import atomic
-from drm_triton.errors import InputError
+from drm_triton.errors import HeldOutWarning, InputError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -125,7 +126,11 @@ TO_TEXT: dict[OutputFormat, Callable[[Iterable["pl.DataFrame"]], Iterator[str]]]
 
 
 def note_if_held_out(model: "Recommender[Any]", run: Path) -> None:
-    """Print a note on stderr if the model has not learned from all interactions, with the command that does."""
+    """Print a note on stderr if the model has not learned from all interactions, with the command that does.
+
+    It replaces the warning, which names the method of Python.
+    """
+    warnings.simplefilter("ignore", HeldOutWarning)
     data = model.interactions
     if data.train.nnz < data.n_interactions:
         share = data.train.nnz / data.n_interactions

@@ -205,20 +205,22 @@ def prepare(
       drm-triton prepare lists --train train.txt --test test.txt --out data/lists
     """
     from drm_triton.cli.info import describe, summary
-    from drm_triton.cli.messages import FlagReporter
+    from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data import data_dir
-    from drm_triton.data.prepare import pipeline
-    from drm_triton.data.prepare.build import BuildOptions
-    from drm_triton.data.prepare.parts import PartsOptions
-    from drm_triton.data.prepare.raw import FileFormat
-    from drm_triton.data.prepare.sources import find_source
-    from drm_triton.data.prepare.synthetic import Shape
 
     if list_sources:
         _print_sources(as_json)
         return
     if source is None:
         raise InputError("prepare needs a source: `drm-triton prepare --list` prints them")
+    with first_word(quiet):
+        from drm_triton.data.prepare import pipeline
+        from drm_triton.data.prepare.build import BuildOptions
+        from drm_triton.data.prepare.parts import PartsOptions
+        from drm_triton.data.prepare.raw import FileFormat
+        from drm_triton.data.prepare.sources import find_source
+        from drm_triton.data.prepare.synthetic import Shape
+
     chosen = find_source(source)
     reporter = FlagReporter(quiet)
     files: dict[SplitPart, str | None] = {"train": train, "valid": valid, "test": test}

@@ -146,24 +146,26 @@ def recommend(
     chosen = check_output(form, out, overwrite is not False) if shard is None else "parquet"
 
     from drm_triton.cli.messages import FlagReporter, first_word
-    from drm_triton.data.histories import read_choice, read_histories, read_ids
-    from drm_triton.data.prepare.inputs import sha256
-    from drm_triton.ranking.limits import parse_limits
 
-    selection: dict[str, Any] = {}
-    if liked is not None:
-        selection["histories"] = {"you": _split_ids(liked)}
-    elif history is not None:
-        selection["histories"] = read_histories(history)
-    elif not everyone:
-        selection["users"] = user if users is None else read_ids(users)
-    selection["only"] = None if only is None else read_choice(only)
-    selection["without"] = None if without is None else read_choice(without)
-    selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
     options: dict[str, Any] = {"k": k, "exclude_seen": exclude_seen, "unknown": unknown}
     reporter = FlagReporter(quiet=quiet or out is None)  # a screen full of recommendations needs no progress
     write_all: Callable[[Iterable[pl.DataFrame]], None]
     with first_word(quiet):
+        from drm_triton.data.histories import read_choice, read_histories, read_ids
+        from drm_triton.data.prepare.inputs import sha256
+        from drm_triton.ranking.limits import parse_limits
+
+        selection: dict[str, Any] = {}
+        if liked is not None:
+            selection["histories"] = {"you": _split_ids(liked)}
+        elif history is not None:
+            selection["histories"] = read_histories(history)
+        elif not everyone:
+            selection["users"] = user if users is None else read_ids(users)
+        selection["only"] = None if only is None else read_choice(only)
+        selection["without"] = None if without is None else read_choice(without)
+        selection |= {"where": where, "at_most": parse_limits(at_most or []), "diversity": diversity}
+
         from drm_triton.models import load
         from drm_triton.recommender.parts import Part
         from drm_triton.recommender.shards import described, load_shard

@@ -127,9 +127,11 @@ def reproduce(
     """
     import json
 
-    from drm_triton.cli.messages import FlagReporter, continuable, in_flags
-    from drm_triton.experiments.protocol import names_of
-    from drm_triton.experiments.reproduce import reproduce as make
+    from drm_triton.cli.messages import FlagReporter, continuable, first_word, in_flags
+
+    with first_word(quiet or as_json):
+        from drm_triton.experiments.protocol import names_of
+        from drm_triton.experiments.reproduce import reproduce as make
 
     with continuable():
         result, files = make(

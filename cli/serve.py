@@ -79,18 +79,20 @@ def serve(
 
       curl http://127.0.0.1:8000/recommendations --json '{"liked": [17, 42]}'
     """
+    from drm_triton.cli.messages import first_word
     from drm_triton.errors import InputError
 
-    try:
-        from drm_triton.serving.server import Settings, serve_alone, serve_in_workers
-    except ImportError as error:
-        if (error.name or "").startswith("drm_triton"):
-            raise
-        raise InputError(f"serve needs {error.name}: pip install 'drm-triton[serve]'") from None
-    from drm_triton.serving.loading import load_in_memory
-
     token = _token(token_file)
-    model = load_in_memory(run)
+    with first_word():
+        try:
+            from drm_triton.serving.server import Settings, serve_alone, serve_in_workers
+        except ImportError as error:
+            if (error.name or "").startswith("drm_triton"):
+                raise
+            raise InputError(f"serve needs {error.name}: pip install 'drm-triton[serve]'") from None
+        from drm_triton.serving.loading import load_in_memory
+
+        model = load_in_memory(run)
     note_if_held_out(model, run)
     data = model.interactions
     example = data.user_ids.filter(data.train.degrees() > 0).head(1).to_list()

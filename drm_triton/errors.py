@@ -10,6 +10,10 @@ class DrmError(Exception):
     exit_code = 1
 
 
+class HeldOutWarning(UserWarning):
+    """Recommendations come from a model that has not learned from all interactions."""
+
+
 class InputError(DrmError, ValueError):
     """A file, an option or an argument cannot be used. The command line exits with code 2."""
 

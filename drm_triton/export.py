@@ -110,8 +110,8 @@ def export(
             (folder / MARKER).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", "utf-8")
         return manifest
     assert isinstance(model, FactorRecommender)
-    users, owned = np.arange(model.interactions.n_users), model.interactions.owned
-    U, V = (factors.cpu().numpy() for factors in (model.queries_of_owners(users, owned), model.item_factors))
+    users = np.arange(model.interactions.n_users)
+    U, V = (factors.cpu().numpy() for factors in (model.dataset_queries(users), model.item_factors))
     manifest |= {"score": model.score_name, "dimension": V.shape[1]}
     with atomic.directory(directory, overwrite, MARKER) as folder:
         if index_class is not None:

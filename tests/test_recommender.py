@@ -1,5 +1,6 @@
 """What all models can do besides recommending: refit, measure, score pairs, and parameters as in scikit-learn."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from drm_triton import DRM, Dataset, TrainConfig
-from drm_triton.errors import InputError
+from drm_triton.errors import HeldOutWarning, InputError
 from drm_triton.models import EASE
 from drm_triton.names import Schedule
 from drm_triton.training.run import best_record, read_metrics
@@ -25,6 +26,22 @@ def small_data(seed: int = 0) -> Dataset:
         for item in rng.permutation(24)[: rng.integers(12, 20)] + (user % 2) * 16
     ]
     return Dataset.from_frame(pl.DataFrame(rows, ["user", "item"], orient="row"))
+
+
+# -- held-out interactions ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_has_not_learned_from_all_says_so_once() -> None:
+    model = DRM(factors=2, epochs=1).fit(small_data())
+    with pytest.warns(HeldOutWarning, match=r"has learned from 70% of the interactions.*`model\.refit\(\)`") as warned:
+        model.recommend([1])
+    assert [Path(warning.filename) for warning in warned] == [Path(__file__)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.recommend([1])
+        model.recommend_from([[1, 2]])
+        model.refit().recommend([1])
+        DRM(factors=2, epochs=1).fit(pl.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1]})).recommend([2])
 
 
 # -- the final model ---------------------------------------------------------------------------------------------------

@@ -160,6 +160,14 @@ class CSR:
         order = np.argsort(keys)
         return CSR.from_keys(keys[order], self.shape, np.concatenate([self.weights, other.weights])[order])
 
+    def minus(self, other: CSR) -> CSR:
+        """Return the interactions that another matrix does not have. Weights are left out."""
+        keys, others = self.keys(), other.keys()
+        if not len(others):
+            return self.unweighted()
+        places = np.searchsorted(others, keys)  # both ascend, so this is much faster than `numpy.isin`
+        return CSR.from_keys(keys[others[np.minimum(places, len(others) - 1)] != keys], self.shape)
+
     def extended(self, shape: tuple[int, int]) -> CSR:
         """Return the same interactions in a matrix with more rows and columns at the end."""
         added = np.full(shape[0] - self.shape[0], self.nnz, self.indptr.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -17,9 +15,11 @@ from numpy.typing import NDArray
 
 from drm_triton import atomic
 from drm_triton.data import attributes, store, verify
+from drm_triton.data.checksums import content_checksum, matrix_checksum, text_checksum
 from drm_triton.data.csr import CSR, columns_of
+from drm_triton.data.dropped import encode_dropped
 from drm_triton.data.frames import from_pandas
-from drm_triton.data.ids import encode
+from drm_triton.data.ids import encode, given_ids
 from drm_triton.data.split import PAPER_RATIOS
 from drm_triton.errors import InputError
 from drm_triton.names import MAX_INT32, SPLIT_PARTS, DecimalMark, SplitName
@@ -37,6 +37,9 @@ class Dataset:
     ----------
     train, valid, test : CSR [n_users, n_items]
         All of them have weights, or none.
+    dropped : CSR [n_users, n_items]
+        Pairs that a filter removed, such as low ratings, without weights. A model does not learn from them, and they
+        are not evaluated. But the users have these items, so they are not recommended.
     meta : dict
         The origin of the data: source, options, statistics of each preparation step.
     path : Path or None
@@ -52,17 +55,21 @@ class Dataset:
         items: pl.DataFrame | None = None,
         meta: dict[str, Any] | None = None,
         path: Path | None = None,
+        dropped: CSR | None = None,
     ) -> None:
         if len({part.weights is None for part in (train, valid, test)}) > 1:
             raise InputError("Dataset: either all of `train`, `valid` and `test` have weights, or none of them")
         self.train, self.valid, self.test = train, valid, test
+        self.dropped = CSR.empty(train.shape) if dropped is None else dropped
+        self.dropped_elsewhere: pl.DataFrame | None = None  # removed rows of users and items that are not here, by id
         self._users, self._items = users, items
         self.meta = meta or {}
         self.path = path
         self.is_part = False  # whether there are more users, see `of_users`
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name}={getattr(self, name).nnz:,}" for name in SPLIT_PARTS)
+        shown = (*SPLIT_PARTS, "dropped") if self.dropped.nnz else SPLIT_PARTS
+        sizes = ", ".join(f"{name}={getattr(self, name).nnz:,}" for name in shown)
         return f"Dataset(users={self.n_users:,}, items={self.n_items:,}, {sizes})"
 
     @property
@@ -81,13 +88,14 @@ class Dataset:
         return self.train.nnz + self.valid.nnz + self.test.nnz
 
     @cached_property
+    def liked(self) -> CSR:
+        """All interactions, of every part of the split and without weights: what is known of the taste of each user."""
+        return _union(self.train.unweighted(), self.valid.unweighted(), self.test.unweighted())
+
+    @cached_property
     def owned(self) -> CSR:
-        """All interactions, of every part and without weights: the items that each user has."""
-        owned = self.train.unweighted()
-        for part in (self.valid, self.test):
-            if part.nnz:
-                owned = owned.union(part.unweighted())
-        return owned
+        """The items that each user has: `liked` and `dropped`."""
+        return _union(self.liked, self.dropped)
 
     @cached_property
     def popularity(self) -> NDArray[np.int64]:
@@ -145,8 +153,18 @@ class Dataset:
         """
         all_users, all_items = _joined(self.users, users, "user"), _joined(self.items, items, "item")
         train, valid, test = (getattr(self, name).extended((len(all_users), len(all_items))) for name in SPLIT_PARTS)
-        meta = {name: value for name, value in self.meta.items() if name != "checksum"}
-        return Dataset(train, valid, test, all_users, all_items, meta)
+        meta = {name: value for name, value in self.meta.items() if name not in ("checksum", "dropped")}
+        data = Dataset(train, valid, test, all_users, all_items, meta, dropped=self.dropped.extended(train.shape))
+        return data if self.dropped_elsewhere is None else data.with_dropped(self.dropped_elsewhere)
+
+    def with_dropped(self, rows: pl.DataFrame) -> Dataset:
+        """Return a copy that knows more pairs that a filter removed: rows with columns user and item, by id."""
+        added, elsewhere = encode_dropped(rows, self.user_ids, self.item_ids, self.owned)
+        dropped = _union(self.dropped, added)
+        meta = {name: value for name, value in self.meta.items() if name != "dropped"}
+        data = Dataset(self.train, self.valid, self.test, self.users, self.items, meta, dropped=dropped)
+        data.dropped_elsewhere = elsewhere if len(elsewhere) else None
+        return data
 
     def of_users(self, users: range) -> Dataset:
         """Return the part with some consecutive users and all items, as a stored one without reading other users.
@@ -162,12 +180,13 @@ class Dataset:
         >>> part, part.user_ids.to_list(), part.popularity
         (Dataset(users=1, items=2, train=1, valid=0, test=0), ['bob'], array([1, 2]))
         """
-        train, valid, test = (getattr(self, name).between(users.start, users.stop) for name in SPLIT_PARTS)
+        matrices = (*SPLIT_PARTS, "dropped")
+        train, valid, test, dropped = (getattr(self, name).between(users.start, users.stop) for name in matrices)
         if self._users is None and self.path is not None:
             table = store.read_table(self.path, "users", users)
         else:
             table = self.users[users.start : users.stop]
-        part = Dataset(train, valid, test, table, self.items, {"source": "part"})
+        part = Dataset(train, valid, test, table, self.items, {"source": "part"}, dropped=dropped)
         part.popularity, part.is_part = self.popularity, True
         return part
 
@@ -187,9 +206,9 @@ class Dataset:
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the content: ids, interactions and weights. It does not depend on path or library versions."""
+        """SHA-256 of what a model learns from and is measured on: ids, interactions, weights and attributes."""
         stored: str | None = self.meta.get("checksum")
-        return stored or _checksum(self)
+        return stored or content_checksum(self)
 
     def verify(self) -> None:
         """Raise if the data is damaged: read all of it, check its structure, and compute its checksum again.
@@ -200,14 +219,17 @@ class Dataset:
             If compiled code could not rely on the data, or if the content does not have the checksum in meta.json.
         """
         where = self.path or "Dataset"
-        problem = verify.find_problem({name: getattr(self, name) for name in SPLIT_PARTS})
+        problem = verify.find_problem({name: getattr(self, name) for name in (*SPLIT_PARTS, "dropped")})
         for kind, ids in (("user", self.user_ids), ("item", self.item_ids)):
             if ids.null_count() or ids.n_unique() != len(ids):
                 problem = f"the {kind} ids are not all different"
-        if problem is None and self.meta.get("checksum") not in (None, _checksum(self)):
+        if problem is None and self.meta.get("checksum") not in (None, content_checksum(self)):
             problem = "its content does not have the checksum that meta.json records"
+        dropped = self.meta.get("dropped") or {}
+        if problem is None and dropped.get("checksum") not in (None, matrix_checksum(self.dropped)):
+            problem = "the dropped pairs do not have the checksum that meta.json records"
         titles = self.item_titles
-        if titles is not None and self.meta.get("titles") not in (None, _text_checksum(titles)):
+        if titles is not None and self.meta.get("titles") not in (None, text_checksum(titles)):
             problem = problem or "the titles do not have the checksum that meta.json records"
         if problem is not None:
             raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
@@ -222,17 +244,17 @@ class Dataset:
         path = Path(path)
         meta = store.read_meta(path)
         n_users, n_items = meta["users"], meta["items"]
-        matrices = {}
+        shape = n_users, n_items
         current = verify.stamp(path)
-        for name in SPLIT_PARTS:
-            indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
-            indices = store.open_array(path, f"{name}.indices", "<i4", meta[name])
-            weights = store.open_array(path, f"{name}.weights", "<f4", meta[name]) if "weights" in meta else None
-            matrices[name] = CSR(indptr, indices, (n_users, n_items), weights)
+        train, valid, test = (
+            store.open_matrix(path, name, shape, meta[name], weighted="weights" in meta) for name in SPLIT_PARTS
+        )
+        known = meta.get("dropped")
+        dropped = None if known is None else store.open_matrix(path, "dropped", shape, known["pairs"])
         for name, rows in (("users", n_users), ("items", n_items)):
             if (found := store.table_length(path, name)) != rows:
                 raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
-        data = cls(matrices["train"], matrices["valid"], matrices["test"], meta=meta, path=path)
+        data = cls(train, valid, test, meta=meta, path=path, dropped=dropped)
         if not verify.is_known(path, current):
             data.verify()
             verify.remember(path, current)
@@ -245,19 +267,17 @@ class Dataset:
         """
         place = Path(os.path.realpath(path))
         with atomic.directory(path, overwrite, store.MARKER) as directory:
-            arrays: dict[str, NDArray[Any]] = {}
-            for name in SPLIT_PARTS:
-                matrix: CSR = getattr(self, name)
-                arrays[f"{name}.indptr"] = matrix.indptr.astype("<i8", copy=False)
-                arrays[f"{name}.indices"] = matrix.indices.astype("<i4", copy=False)
-                if matrix.weights is not None:
-                    arrays[f"{name}.weights"] = matrix.weights.astype("<f4", copy=False)
+            matrices = {name: getattr(self, name) for name in SPLIT_PARTS}
+            dropped = {}
+            if self.dropped.nnz:
+                matrices["dropped"] = self.dropped
+                dropped = {"dropped": {"pairs": self.dropped.nnz, "checksum": matrix_checksum(self.dropped)}}
             sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
             sizes |= {name: getattr(self, name).nnz for name in SPLIT_PARTS}
-            others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights"}}
-            titles = {} if self.item_titles is None else {"titles": _text_checksum(self.item_titles)}
-            self.meta = sizes | {"checksum": self.checksum} | self._weights_meta() | others | titles
-            store.write(directory, arrays, {"users": self.users, "items": self.items}, self.meta)
+            others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights", "dropped"}}
+            titles = {} if self.item_titles is None else {"titles": text_checksum(self.item_titles)}
+            self.meta = sizes | {"checksum": self.checksum} | dropped | self._weights_meta() | others | titles
+            store.write(directory, matrices, {"users": self.users, "items": self.items}, self.meta)
         self.path = place
 
     def _weights_meta(self) -> dict[str, Any]:
@@ -289,7 +309,11 @@ class Dataset:
         if isinstance(interactions, Dataset):
             return interactions
         if hasattr(interactions, "tocsr"):
-            return cls.from_csr(_positive_entries(interactions), weighted=weighted)
+            positive, others = _positive_entries(interactions)
+            data = cls.from_csr(positive, weighted=weighted)
+            if others is not None:
+                data.dropped = CSR.from_any(others, data.n_items).minus(data.train)
+            return data
         if isinstance(interactions, pl.LazyFrame) or hasattr(interactions, "columns"):
             try:
                 return cls.from_frame(interactions, ratios=(1, 0, 0), weight="weight" if weighted else None)
@@ -426,7 +450,7 @@ class Dataset:
                 "from_csr: `train`, `valid` and `test` share interactions; each interaction may be in only one of them"
             )
         parts = [matrices.get(name) or CSR.empty(shape, weighted) for name in SPLIT_PARTS]
-        users, items = _given_ids("user", user_ids, shape[0]), _given_ids("item", item_ids, n_items)
+        users, items = given_ids("user", user_ids, shape[0]), given_ids("item", item_ids, n_items)
         return cls(parts[0], parts[1], parts[2], users, items, meta={"source": "csr"})
 
 
@@ -436,25 +460,39 @@ def _id_table(path: Path | None, name: str, rows: int) -> pl.DataFrame:
     return store.read_table(path, name)
 
 
-def _positive_entries(matrix: Any) -> Any:
-    """Return a scipy matrix without entries of 0 or less, and warn of them. Refuse entries that are not numbers."""
+def _union(*matrices: CSR) -> CSR:
+    """Return the interactions of disjoint matrices, the first of which may have all of them."""
+    union, *others = matrices
+    for matrix in others:
+        if matrix.nnz:
+            union = union.union(matrix)
+    return union
+
+
+def _positive_entries(matrix: Any) -> tuple[Any, Any]:
+    """Return a scipy matrix without entries of 0 or less, of which it warns, and a matrix of these; None if none.
+
+    Entries that are not numbers are refused.
+    """
     matrix = matrix.tocsr()
     values = matrix.data
     if values.dtype.kind == "f" and np.isnan(values).any():
         raise InputError(f"the matrix has {np.isnan(values).sum():,} entries that are NaN; remove them")
     bad = int((values <= 0).sum()) if values.dtype.kind in "fiu" else 0
     if not bad:
-        return matrix
+        return matrix, None
     warnings.warn(
         f"{bad:,} of {len(values):,} entries of the matrix are 0 or less and are left out, as they do not say that the "
-        "user likes the item; `Dataset.from_csr` takes every stored entry",
+        "user likes the item; they are not recommended either. `Dataset.from_csr` takes every stored entry",
         UserWarning,
         stacklevel=5,
     )
-    matrix = matrix.copy()
-    matrix.data[values <= 0] = 0
-    matrix.eliminate_zeros()
-    return matrix
+    positive, others = matrix.copy(), matrix.copy()
+    positive.data[values <= 0] = 0
+    others.data = (values <= 0).astype(np.int8)
+    for part in (positive, others):
+        part.eliminate_zeros()
+    return positive, others
 
 
 def _joined(known: pl.DataFrame, given: Any, kind: str) -> pl.DataFrame:
@@ -463,58 +501,3 @@ def _joined(known: pl.DataFrame, given: Any, kind: str) -> pl.DataFrame:
         return known
     frame = given if isinstance(given, pl.DataFrame) else from_pandas(given, list(given.columns))
     return attributes.join(known, attributes.checked_attributes(frame, kind, f"the {kind}s"), kind)
-
-
-def _given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
-    if ids is None:
-        return None
-    try:
-        series = _as_ids(pl.Series("id", ids))
-    except (TypeError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"from_csr: `{kind}_ids` must be whole numbers or text ({error})") from error
-    if len(series) != rows or series.null_count() or series.n_unique() != rows:
-        raise InputError(f"from_csr: `{kind}_ids` must be {rows} different ids without nulls, got {len(series)}")
-    return series.to_frame()
-
-
-def _as_ids(ids: pl.Series) -> pl.Series:
-    """Return ids as Int64 or String, like `prepare`. Raise if that would change an id."""
-    if ids.dtype.is_integer() and ids.dtype != pl.UInt64:
-        return ids.cast(pl.Int64)
-    if ids.dtype.is_numeric():
-        whole = ids.cast(pl.Int64, strict=False)
-        if ids.dtype == pl.UInt64:
-            return ids.cast(pl.String) if whole.null_count() > ids.null_count() else whole
-        if not ((whole == ids) & (whole.abs() < 2**53)).all():
-            raise TypeError(f"not {ids.dtype} with fractions")
-        return whole
-    if ids.dtype.is_nested() or ids.dtype in (pl.Binary, pl.Object):
-        raise TypeError(f"not {ids.dtype}")
-    return ids.cast(pl.String)
-
-
-def _text_checksum(texts: pl.Series) -> str:
-    """Return the SHA-256 of texts, some of which may be null."""
-    return hashlib.sha256(json.dumps(texts.to_list()).encode()).hexdigest()
-
-
-def _checksum(data: Dataset) -> str:
-    digest = hashlib.sha256()
-    for ids in (data.user_ids, data.item_ids):
-        if ids.dtype == pl.String:
-            digest.update(b"text")
-            digest.update(ids.str.len_bytes().to_numpy().astype("<u4").tobytes())
-            digest.update("".join(ids).encode())
-        else:
-            digest.update(b"int")
-            digest.update(ids.to_numpy().astype("<i8").tobytes())
-    for name in SPLIT_PARTS:
-        matrix: CSR = getattr(data, name)
-        digest.update(np.ascontiguousarray(matrix.indptr, dtype="<i8").data)
-        digest.update(np.ascontiguousarray(matrix.indices, dtype="<i4").data)
-        if matrix.weights is not None:
-            digest.update(np.ascontiguousarray(matrix.weights, dtype="<f4").data)
-    for table in (data.users, data.items):
-        if names := attributes.attributes(table):
-            digest.update(table.select(names).write_ndjson().encode())
-    return digest.hexdigest()

@@ -148,3 +148,32 @@ def nearest(text: str, known: pl.Series, titles: pl.Series | None = None, count:
     titled = [titles[code] if titles is not None else None for code in found]
     pairs = dict.fromkeys(zip(found, titled, strict=True))
     return [f"{known[code]!r} ({title!r})" if title else repr(known[code]) for code, title in pairs][:count]
+
+
+def given_ids(kind: str, ids: Any, rows: int) -> pl.DataFrame | None:
+    """Return a table of the ids that a caller gives for the rows of a matrix, or None if there are none."""
+    if ids is None:
+        return None
+    try:
+        series = _as_ids(pl.Series("id", ids))
+    except (TypeError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"from_csr: `{kind}_ids` must be whole numbers or text ({error})") from error
+    if len(series) != rows or series.null_count() or series.n_unique() != rows:
+        raise InputError(f"from_csr: `{kind}_ids` must be {rows} different ids without nulls, got {len(series)}")
+    return series.to_frame()
+
+
+def _as_ids(ids: pl.Series) -> pl.Series:
+    """Return ids as Int64 or String, like `prepare`. Raise if that would change an id."""
+    if ids.dtype.is_integer() and ids.dtype != pl.UInt64:
+        return ids.cast(pl.Int64)
+    if ids.dtype.is_numeric():
+        whole = ids.cast(pl.Int64, strict=False)
+        if ids.dtype == pl.UInt64:
+            return ids.cast(pl.String) if whole.null_count() > ids.null_count() else whole
+        if not ((whole == ids) & (whole.abs() < 2**53)).all():
+            raise TypeError(f"not {ids.dtype} with fractions")
+        return whole
+    if ids.dtype.is_nested() or ids.dtype in (pl.Binary, pl.Object):
+        raise TypeError(f"not {ids.dtype}")
+    return ids.cast(pl.String)

@@ -4,6 +4,7 @@
     train.indptr.npy   int64 [users + 1]      little-endian; valid.* and test.* are the other two parts of the split
     train.indices.npy  int32 [interactions]   item codes, ascending within a user
     train.weights.npy  float32 [interactions] weights of the interactions, if meta.json has an entry weights
+    dropped.*.npy      like train.indptr and train.indices: what filters removed, if meta.json has an entry dropped
     users.parquet      id                     row k is the external id of user code k
     items.parquet      id, and title if the source has titles
 
@@ -23,16 +24,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.names import SPLIT_PARTS
 
 FORMAT = "drm-triton dataset"
 VERSION = 1
+ARRAYS = {"indptr": "<i8", "indices": "<i4", "weights": "<f4"}  # fields of a matrix and their types
 MARKER = "meta.json"  # the file that identifies a directory as a data set
 KINDS = {
     "checksum": str,
     "titles": str,
     "weights": dict,
+    "dropped": dict,
     "options": dict,
     "steps": list,
 }  # of entries of meta.json, if present
@@ -41,12 +45,12 @@ KINDS = {
 DAMAGED_TABLE = (OSError, ValueError, MemoryError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
 
 
-def write(
-    directory: Path, arrays: dict[str, NDArray[Any]], tables: dict[str, pl.DataFrame], meta: dict[str, Any]
-) -> None:
-    """Write `arrays` as <name>.npy, `tables` as <name>.parquet and `meta` as meta.json into a directory."""
-    for name, array in arrays.items():
-        write_array(directory / f"{name}.npy", array)
+def write(directory: Path, matrices: dict[str, CSR], tables: dict[str, pl.DataFrame], meta: dict[str, Any]) -> None:
+    """Write `matrices` as <name>.*.npy, `tables` as <name>.parquet and `meta` as meta.json into a directory."""
+    for name, matrix in matrices.items():
+        for field, dtype in ARRAYS.items():
+            if (array := getattr(matrix, field)) is not None:
+                write_array(directory / f"{name}.{field}.npy", array.astype(dtype, copy=False))
     for name, table in tables.items():
         with (directory / f"{name}.parquet").open("wb") as handle:  # Polars takes only paths in UTF-8
             table.write_parquet(handle, compression="zstd")
@@ -82,7 +86,17 @@ def read_meta(path: Path) -> dict[str, Any]:
     for name, kind in KINDS.items():
         if not isinstance(meta.get(name, kind()), kind) and meta[name] is not None:
             raise InputError(f"{path / 'meta.json'} is damaged: {name} is {meta[name]!r}; prepare the data set again")
+    pairs = meta["dropped"].get("pairs") if meta.get("dropped") is not None else 0
+    if type(pairs) is not int or not 0 <= pairs <= sys.maxsize:
+        raise InputError(f"{path / 'meta.json'} has no number of dropped pairs: prepare the data set again")
     return meta
+
+
+def open_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int, weighted: bool = False) -> CSR:
+    """Memory-map the arrays of a matrix, and check their types and lengths."""
+    lengths = {"indptr": shape[0] + 1, "indices": nnz} | ({"weights": nnz} if weighted else {})
+    arrays = {field: open_array(path, f"{name}.{field}", ARRAYS[field], length) for field, length in lengths.items()}
+    return CSR(shape=shape, **arrays)
 
 
 def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:

@@ -15,6 +15,8 @@ from drm_triton.errors import InputError
 def united(old: Dataset, new: Dataset) -> Dataset:
     """Return all interactions of both data sets, of every part, as the part `train`. Weights are left out.
 
+    Dropped pairs of both stay dropped, except those that the other data set has as an interaction.
+
     Users and items of `old` keep their codes, and new ones follow.
 
     Examples
@@ -28,14 +30,24 @@ def united(old: Dataset, new: Dataset) -> Dataset:
     users, rows = _joined(old.users, new.users, "user")
     items, columns = _joined(old.items, new.items, "item")
     shape = len(users), len(items)
-    before, added = old.owned, new.owned
-    keys = [
-        _rows(before) * shape[1] + before.indices,
-        rows[_rows(added)] * shape[1] + columns[added.indices],
+
+    def both(before: CSR, added: CSR) -> CSR:
+        keys = [
+            _rows(before) * shape[1] + before.indices,
+            rows[_rows(added)] * shape[1] + columns[added.indices],
+        ]
+        return CSR.from_keys(np.unique(np.concatenate(keys)), shape)
+
+    train, empty = both(old.liked, new.liked), CSR.empty(shape)
+    dropped = both(old.dropped, new.dropped).minus(train)
+    data = Dataset(train, empty, empty, users, items, {"source": "update"}, dropped=dropped)
+    types = pl.Schema({"user": users["id"].dtype, "item": items["id"].dtype})
+    elsewhere = [
+        one.dropped_elsewhere.cast(types, strict=False).drop_nulls()
+        for one in (old, new)
+        if one.dropped_elsewhere is not None
     ]
-    empty = CSR.empty(shape)
-    train = CSR.from_keys(np.unique(np.concatenate(keys)), shape)
-    return Dataset(train, empty, empty, users, items, {"source": "update"})
+    return data.with_dropped(pl.concat(elsewhere)) if elsewhere else data
 
 
 def _rows(matrix: CSR) -> NDArray[np.int64]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from drm_triton import atomic
-from drm_triton.names import SPLIT_PARTS
 from drm_triton.user_cache import private_directory
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ Stamp = dict[str, Any]
 
 
 def find_problem(parts: dict[str, CSR]) -> str | None:
-    """Return what is wrong with the structure of the parts of a split, None if they are sound.
+    """Return what is wrong with the structure of the parts of a data set, None if they are sound.
 
     Row pointers rise from 0 to the number of interactions. Columns are within the matrix and ascend within a row.
     Weights are positive and finite. No interaction is in two parts.
@@ -39,7 +38,7 @@ def find_problem(parts: dict[str, CSR]) -> str | None:
         problem = _matrix_problem(matrix, name)
         if problem:
             return problem
-    return _overlap(list(parts.values()))
+    return _overlap(parts)
 
 
 def _matrix_problem(matrix: CSR, name: str) -> str | None:
@@ -59,9 +58,9 @@ def _matrix_problem(matrix: CSR, name: str) -> str | None:
     return None
 
 
-def _overlap(parts: list[CSR]) -> str | None:
+def _overlap(named: dict[str, CSR]) -> str | None:
     """Return a message if an interaction is in two of the parts."""
-    parts = [part for part in parts if part.nnz]
+    parts = [part for part in named.values() if part.nnz]
     if len(parts) < 2:
         return None
     counts = np.sum([part.indptr for part in parts], axis=0)
@@ -71,7 +70,7 @@ def _overlap(parts: list[CSR]) -> str | None:
         keys = np.concatenate([_keys(part, row, end, n_items) for part in parts])
         keys.sort(kind="stable")  # merges the sorted parts
         if (keys[1:] == keys[:-1]).any():
-            return f"an interaction is in more than one of {', '.join(SPLIT_PARTS)}"
+            return f"an interaction is in more than one of {', '.join(named)}"
         row = end
     return None
 

@@ -120,7 +120,7 @@ def with_cold_rows(U: Tensor, V: Tensor, data: Dataset, score: Score) -> Vectors
     """
     trained_users, trained_items = data.train.degrees() > 0, data.popularity > 0
     # A user with held-out interactions only is folded in when needed.
-    users, cold_users, _ = _predicted(U, data.users, trained_users, data.owned.degrees() == 0)
+    users, cold_users, _ = _predicted(U, data.users, trained_users, data.liked.degrees() == 0)
     items, cold_items, variance = _predicted(V, data.items, trained_items, ~trained_items)
     if score == "l2" and cold_items.any():
         rows = to_device(torch.from_numpy(np.flatnonzero(cold_items)), V.device)

@@ -52,19 +52,29 @@ class TargetUsers:
     Attributes
     ----------
     ids : external ids [m]
-    rows : int64 [m], each user's row in `seen`; -1 for a user without a query, who gets the most popular items
+    rows : int64 [m], each user's row in `seen`; -1 for a user without a row
     seen : CSR, the items that a user already has
-    queries : maps rows [b] and their seen items, CSR [b, N], to the queries of an index
+    has_query : bool [m]; a user without a query gets the most popular items
+    queries : maps rows [b] to the queries of an index
     """
 
     ids: pl.Series
     rows: NDArray[np.int64]
     seen: CSR
-    queries: Callable[[NDArray[np.int64], CSR], Queries]
+    has_query: NDArray[np.bool_]
+    queries: Callable[[NDArray[np.int64]], Queries]
+
+    def seen_by(self, positions: NDArray[np.int64]) -> CSR:
+        """Return what some users have, none for those without a row: CSR [b, N]."""
+        rows = self.rows[positions]
+        if (rows >= 0).all():
+            return self.seen.take(rows)
+        nothing = self.seen.indices[:0]
+        return CSR.from_rows([self.seen.row(r) if r >= 0 else nothing for r in rows], self.seen.shape[1])
 
     def nobody(self) -> TargetUsers:
         """Return the same without users."""
-        return replace(self, ids=self.ids.clear(), rows=self.rows[:0])
+        return replace(self, ids=self.ids.clear(), rows=self.rows[:0], has_query=self.has_query[:0])
 
 
 # -- 1. users or histories -> queries ------------------------------------------------------------------------------
@@ -73,7 +83,7 @@ class TargetUsers:
 def known_users(
     users: Any,
     data: Dataset,
-    queries: Callable[[NDArray[np.int64], CSR], Queries],
+    queries: Callable[[NDArray[np.int64]], Queries],
     unknown: Unknown,
     cold: NDArray[np.bool_] | None = None,
 ) -> TargetUsers:
@@ -83,12 +93,12 @@ def known_users(
     ----------
     users : external ids; None for all users with interactions, and cold users
     data : data set of the model
-    queries : maps codes of users [b] and all their items, CSR [b, N], to their queries
+    queries : maps codes of users [b] to their queries
     unknown : handling of ids that `find_users` does not find
     cold : bool [M], users who need no interactions; none by default
     """
-    ids, codes = find_users(users, data, unknown, cold)
-    return TargetUsers(ids, codes, data.owned, queries)
+    ids, codes, has_query = find_users(users, data, unknown, cold)
+    return TargetUsers(ids, codes, data.owned, has_query, queries)
 
 
 def new_users(
@@ -107,14 +117,13 @@ def new_users(
     queries : maps liked items, CSR [b, N], to queries
     """
     ids, liked = encode_histories(histories, data, unknown, known)
-    rows = np.where(liked.degrees() > 0, np.arange(len(ids)), -1)
-    return TargetUsers(ids, rows, liked, lambda _, items: queries(items))
+    return TargetUsers(ids, np.arange(len(ids)), liked, liked.degrees() > 0, lambda rows: queries(liked.take(rows)))
 
 
 def find_users(
     users: Any, data: Dataset, unknown: Unknown, cold: NDArray[np.bool_] | None = None
-) -> tuple[pl.Series, NDArray[np.int64]]:
-    """Return external ids and codes of users, with code -1 for those who get the most popular items.
+) -> tuple[pl.Series, NDArray[np.int64], NDArray[np.bool_]]:
+    """Return external ids and codes of users, code -1 for unknown ones, and whether something is known about them.
 
     A user without interactions, held-out ones included, has an id, but nothing is known about this user, except if it
     is a `cold` one. Such users are treated as unknown. When all users are selected (`users` is None), they are skipped
@@ -125,12 +134,12 @@ def find_users(
     codes = np.arange(data.n_users) if users is None else lookup(ids, data.user_ids).astype(np.int64)
     known = codes >= 0
     without_interactions = known.copy()
-    empty = data.owned.degrees() == 0
+    empty = data.liked.degrees() == 0
     without_interactions[known] = (empty if cold is None else empty & ~cold)[codes[known]]
     found = known & ~without_interactions
     if unknown == "popular" and not found.all():
         typed_ids = ids.cast(data.user_ids.dtype, strict=False)
-        return (ids.cast(pl.String) if typed_ids.null_count() else typed_ids), np.where(found, codes, -1)
+        return (ids.cast(pl.String) if typed_ids.null_count() else typed_ids), codes, found
     if not known.all():
         _raise_or_warn(ids.filter(~known), len(ids), data.user_ids, "user", unknown)
     if without_interactions.any():
@@ -138,7 +147,7 @@ def find_users(
         if unknown == "error" and users is not None:
             raise InputError(f"{reason}, so nothing is known about their taste; {_alternatives('user')}")
         warn(f"skipped {without_interactions.sum():,} of {len(ids):,} users: {reason}")
-    return data.user_ids[codes[found]], codes[found]
+    return data.user_ids[codes[found]], codes[found], found[found]
 
 
 def describe_users_without_interactions(users: pl.Series, where: str) -> str:
@@ -294,28 +303,25 @@ def recommendation_frames(
     per_user : items that each user may or must not get
     """
     k = min(k, len(index))
-    has_query = users.rows >= 0
-    popular = None if has_query.all() else popular_index(data.popularity, index)
+    popular = None if users.has_query.all() else popular_index(data.popularity, index)
     block_size = max(1, min(QUERIES_PER_BLOCK, MAX_FRAME_ROWS // k))
     if per_user is not None:
         block_size = min(block_size, per_user.users_at_once)
 
-    def excluded(positions: NDArray[np.int64], seen: CSR | None) -> CSR | None:
+    def excluded(positions: NDArray[np.int64]) -> CSR | None:
+        seen = users.seen_by(positions) if exclude_seen else None
         return seen if per_user is None else per_user.excluded(positions, seen)
 
     for start in range(0, max(len(users.ids), 1), block_size):  # yield at least one frame, so that columns are known
         block = np.arange(start, min(start + block_size, len(users.ids)))
-        rows, ranked = users.rows[block], has_query[block]
+        ranked = users.has_query[block]
         items = np.zeros((len(block), k), dtype=np.int32)
         scores = np.full(items.shape, np.nan, dtype=np.float32)
         if ranked.any():
-            seen = users.seen.take(rows[ranked])
-            queries = users.queries(rows[ranked], seen)
-            left_out = excluded(block[ranked], seen if exclude_seen else None)
-            items[ranked], scores[ranked] = index.search(queries, k, left_out)
+            queries = users.queries(users.rows[block[ranked]])
+            items[ranked], scores[ranked] = index.search(queries, k, excluded(block[ranked]))
         if popular is not None and not ranked.all():
-            left_out = excluded(block[~ranked], None)
-            items[~ranked] = popular.search(np.zeros((~ranked).sum()), k, left_out)[0]
+            items[~ranked] = popular.search(np.zeros((~ranked).sum()), k, excluded(block[~ranked]))[0]
         yield _ranked_frame("user", users.ids[block], "item", data.item_ids, items, scores)
 
 
@@ -398,10 +404,10 @@ def _alternatives(kind: str) -> str:
     )
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn with the line outside this package that made the call."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

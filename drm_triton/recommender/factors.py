@@ -93,12 +93,12 @@ class FactorRecommender(Recommender[C]):
         U = self.user_factors
         return U[to_device(torch.from_numpy(users), U.device)]
 
-    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> Tensor:
+    def dataset_queries(self, users: NDArray[np.int64]) -> Tensor:
         """Return the vectors of users of the data set, folded in if the model has learned nothing about them."""
-        queries = self.queries(users)
-        new = np.flatnonzero((self.interactions.train.degrees()[users] == 0) & (owned.degrees() > 0))
+        queries, data = self.queries(users), self.interactions
+        new = np.flatnonzero((data.train.degrees()[users] == 0) & (data.liked.degrees()[users] > 0))
         if len(new):
-            queries[to_device(torch.from_numpy(new), queries.device)] = self.new_queries(owned.take(new))
+            queries[to_device(torch.from_numpy(new), queries.device)] = self.new_queries(data.liked.take(users[new]))
         return queries
 
     def new_queries(self, liked: CSR) -> Tensor:

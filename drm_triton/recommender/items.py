@@ -34,11 +34,11 @@ class ItemRecommender(Recommender[C]):
         """Return the items of users of the training data, given by their codes [m]: CSR [m, N]."""
         return self.interactions.train.take(users)
 
-    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> CSR:
-        """Return the training items of users, or all their items if none of them is a training item."""
-        train = self.interactions.train.take(users)
-        rows = zip(train.degrees(), range(len(users)), strict=True)
-        return CSR.from_rows([train.row(r) if n else owned.row(r) for n, r in rows], train.shape[1])
+    def dataset_queries(self, users: NDArray[np.int64]) -> CSR:
+        """Return the training items of users, or their held-out items if they have no others."""
+        train, liked = self.interactions.train, self.interactions.liked
+        rows = [train.row(u) if train.indptr[u] < train.indptr[u + 1] else liked.row(u) for u in users]
+        return CSR.from_rows(rows, train.shape[1])
 
     def new_queries(self, liked: CSR) -> CSR:
         """Return the items of new users."""

@@ -98,8 +98,8 @@ class Model(ABC, Generic[C]):
         """Return the queries of users of the training data, given by their codes [m]."""
 
     @abstractmethod
-    def queries_of_owners(self, users: NDArray[np.int64], owned: CSR) -> Queries:
-        """Return the queries of users of the data set, given by their codes [m] and all their items, CSR [m, N].
+    def dataset_queries(self, users: NDArray[np.int64]) -> Queries:
+        """Return the queries of users of the data set, given by their codes [m].
 
         It differs from `queries` for users all of whose interactions were held out of the training. The model has
         learned nothing about them, so they are treated as new users who liked these items.

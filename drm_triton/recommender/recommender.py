@@ -14,7 +14,7 @@ from drm_triton.data.conditions import Condition
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import named
-from drm_triton.errors import InputError
+from drm_triton.errors import HeldOutWarning, InputError
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Unknown
 from drm_triton.ranking.cold import flag_cold
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
@@ -28,6 +28,7 @@ from drm_triton.ranking.recommend import (
     new_users,
     recommendation_frames,
     similar_frame,
+    warn,
 )
 from drm_triton.ranking.rules import Rules
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK
@@ -43,6 +44,8 @@ C = TypeVar("C", bound=Config)
 
 class Recommender(TrainableModel[C]):
     """A model for top-K recommendation. Subclasses define how it is trained and what a query is."""
+
+    _warned_of: Dataset | None = None  # the interactions some of which, as a warning has said, are held out
 
     def recommend(
         self,
@@ -65,7 +68,7 @@ class Recommender(TrainableModel[C]):
         k : int, default 10
             Number of items per user.
         exclude_seen : bool, default True
-            Leave out items that the user has, also those that were held out of the training.
+            Leave out items that the user has, also those that were held out of the training, or that a filter removed.
         only : sequence of ids, mapping or frame, optional
             Items to choose from. Default: all items. A mapping from user to item ids, or a frame with columns user and
             item, gives each user items to choose from; a user who is not in it gets none.
@@ -90,6 +93,11 @@ class Recommender(TrainableModel[C]):
             model has cold items or users, column cold is true where the item or the user has no interactions, so that
             the score is predicted from attributes. Items without training interactions that are not cold come last. It
             is a pandas frame if the model was fitted on one, or if `users` is a pandas object.
+
+        Warns
+        -----
+        HeldOutWarning
+            Once for a model, if it has not learned from all interactions; see `refit`.
         """
         rules = (only, without, unknown, where, at_most, diversity)
         return self._as_given(pl.concat(self.recommend_blocks(users, None, k, exclude_seen, *rules)), users)
@@ -153,9 +161,10 @@ class Recommender(TrainableModel[C]):
         check_k("recommend", k)
         if users is not None and histories is not None:
             raise InputError("recommend_blocks: give `users` or `histories`, not both")
+        self._warn_of_held_out()
         data = self.interactions
         if histories is None:
-            targets = known_users(users, data, self.queries_of_owners, unknown, self.cold_users)
+            targets = known_users(users, data, self.dataset_queries, unknown, self.cold_users)
         else:
             targets = new_users(histories, data, self.new_queries, unknown, self.known_items())
         rules = Rules.of(where, at_most, diversity)
@@ -174,6 +183,18 @@ class Recommender(TrainableModel[C]):
         cold_users = data.user_ids.clear() if new else data.user_ids.filter(self.cold_users)
         cold = {"item": data.item_ids.filter(self.cold_items), "user": cold_users}
         return (flag_cold(frame, cold) for frame in frames)
+
+    def _warn_of_held_out(self) -> None:
+        """Warn, once for what was learned, if the model has not learned from all interactions."""
+        data = self.interactions
+        if data.train.nnz == data.n_interactions or self._warned_of is data:
+            return
+        self._warned_of = data
+        warn(
+            f"this model has learned from {data.train.nnz / data.n_interactions:.0%} of the interactions; the others "
+            "are held out to measure it. `model.refit()` returns the final model, which learns from all of them",
+            HeldOutWarning,
+        )
 
     def ruled_index(self, rules: Rules) -> Index:
         """Return an index whose searches obey rules. `ranking.recommend.popular_index` does the same by popularity."""
@@ -244,15 +265,14 @@ class Recommender(TrainableModel[C]):
         rows, columns = data.encode_users(users).astype(np.int64), data.encode_items(items)
         if len(rows) != len(columns):
             raise InputError(f"score: {len(rows):,} users but {len(columns):,} items; give one item for each user")
-        empty = (data.owned.degrees()[rows] == 0) & ~self.cold_users[rows]
+        empty = (data.liked.degrees()[rows] == 0) & ~self.cold_users[rows]
         if empty.any():
             reason = describe_users_without_interactions(data.user_ids[rows[empty]], "the data set")
             raise InputError(f"{reason}, so nothing is known about their taste; leave them out")
         found = [np.zeros(0, np.float32)]
         for start in range(0, len(rows), QUERIES_PER_BLOCK):
             block = slice(start, start + QUERIES_PER_BLOCK)
-            queries = self.queries_of_owners(rows[block], data.owned.take(rows[block]))
-            found.append(self.pair_scores(queries, columns[block]))
+            found.append(self.pair_scores(self.dataset_queries(rows[block]), columns[block]))
         return np.concatenate(found)
 
     def held_out(self, dataset: Dataset, on: str = "test") -> tuple[CSR, CSR]:

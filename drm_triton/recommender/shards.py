@@ -53,6 +53,7 @@ def described(path: str | Path) -> dict[str, str | None]:
         "model": checkpoint.identity(place / checkpoint.FILE),
         "data": data.get("checksum"),
         "titles": data.get("titles"),
+        "dropped": (data.get("dropped") or {}).get("checksum"),
     }
 
 

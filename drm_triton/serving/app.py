@@ -6,6 +6,7 @@ parameters and not parts of the path, because a path cannot carry ids such as "a
 
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from typing import Annotated, Any, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drm_triton._version import __version__
 from drm_triton.errors import DrmError
@@ -69,6 +71,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service
+    answers: dict[str, Answer] = {}
+    app.add_middleware(Direct, answers=answers)
     app.add_middleware(BodyLimit, limit=MAX_BODY)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Gate, token=token, host_names=host_names)
@@ -155,6 +159,7 @@ def create_app(
             responses=described(*refused, *statuses),
             route_class_override=QueryRoute,
         )
+        answers[path] = answer_of(endpoint)
 
     @app.post(
         "/recommendations",
@@ -197,37 +202,72 @@ def _always(response: Response) -> Callable[[Request], Coroutine[Any, Any, Respo
     return respond
 
 
-class QueryRoute(APIRoute):
-    """A route whose one parameter is the model of its query.
+Answer = Callable[[bytes], Coroutine[Any, Any, Response]]  # maps the query of a request to its response
 
-    It validates the query itself: FastAPI's general way through dependencies takes longer than the ranking. A parameter
-    that is given twice is rejected; FastAPI would silently use one of the two values.
+
+def answer_of(endpoint: Callable[[Any], Coroutine[Any, Any, Response]]) -> Answer:
+    """Return the function that validates a query as the model of the endpoint's one parameter, and answers it.
+
+    FastAPI's general way through dependencies takes longer than the ranking. A parameter that is given twice is
+    rejected; FastAPI would silently use one of the two values.
     """
+    model: type[BaseModel] = get_type_hints(endpoint)["query"]
+    lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
+
+    async def answer(query_string: bytes) -> Response:
+        pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+        values: dict[str, Any] = dict(pairs)
+        if len(values) < len(pairs):
+            counts = Counter(name for name, _ in pairs if name not in lists)
+            repeated = [_problem(name, "Given more than once") for name in counts if counts[name] > 1]
+            if repeated:
+                raise RequestValidationError(repeated)
+        values.update({name: [value for other, value in pairs if other == name] for name in lists & values.keys()})
+        try:
+            query = model.model_validate(values)
+        except ValidationError as error:
+            problems = [{**problem, "loc": ("query", *problem["loc"])} for problem in error.errors()]
+            raise RequestValidationError(problems) from None
+        return await endpoint(query)
+
+    return answer
+
+
+class QueryRoute(APIRoute):
+    """A route whose one parameter is the model of its query. It describes requests, and answers those with errors."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request."""
-        endpoint = self.endpoint
-        model: type[BaseModel] = get_type_hints(endpoint)["query"]
-        lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
+        answer = answer_of(self.endpoint)
 
-        async def answer(request: Request) -> Response:
-            pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            values: dict[str, Any] = dict(pairs)
-            if len(values) < len(pairs):
-                counts = Counter(name for name, _ in pairs if name not in lists)
-                repeated = [_problem(name, "Given more than once") for name in counts if counts[name] > 1]
-                if repeated:
-                    raise RequestValidationError(repeated)
-            values.update({name: [value for other, value in pairs if other == name] for name in lists & values.keys()})
-            try:
-                query = model.model_validate(values)
-            except ValidationError as error:
-                problems = [{**problem, "loc": ("query", *problem["loc"])} for problem in error.errors()]
-                raise RequestValidationError(problems) from None
-            response: Response = await endpoint(query)
-            return response
+        async def respond(request: Request) -> Response:
+            return await answer(request.scope["query_string"])
 
-        return answer
+        return respond
+
+
+class Direct:
+    """Answers queries without the routing of FastAPI, which takes longer than the ranking.
+
+    A request that something is wrong with goes on to FastAPI, where the error becomes a response.
+
+    Parameters
+    ----------
+    app : the application
+    answers : path -> its answer to GET
+    """
+
+    def __init__(self, app: ASGIApp, answers: dict[str, Answer]) -> None:
+        self.app, self.answers = app, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        answer = self.answers.get(scope["path"]) if scope.get("method") == "GET" else None
+        found: ASGIApp = self.app
+        if answer is not None:
+            with suppress(RequestValidationError, DrmError):
+                found = await answer(scope["query_string"])
+        await found(scope, receive, send)
 
 
 def _problem(name: str, text: str) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Engine:
     def __init__(self, model: Recommender[Any], metrics: Metrics | None = None) -> None:
         self.metrics = metrics = metrics or Metrics()
         self.model, data = model, model.interactions
-        self.train = data.train
+        self.train, self.liked = data.train, data.liked
         self.seen = data.owned  # what a user has, which is not recommended
         self.users, self.items = IdIndex(data.user_ids), IdIndex(data.item_ids)
         self.titles: list[str | None] | None = (
@@ -194,12 +194,13 @@ class Engine:
         """Return what `Recommender.recommend` returns for one user."""
         code = self.users.find(user)
         searches = await self._searches(rules)
-        seen = NO_ITEMS if code is None else self.seen.row(code)
+        seen = NO_ITEMS if code is None or not exclude_seen else self.seen.row(code)
+        left_out = self._left_out(seen, only, exclude)
         cold = code is not None and bool(self.cold_users[code])
-        if code is None or (len(seen) == 0 and not cold):
+        if code is None or (len(self.liked.row(code)) == 0 and not cold):
             if unknown == "popular":
                 user_id = user if code is None else self.users.ids[code]
-                items = self._popular_items(searches, k, self._left_out(NO_ITEMS, only, exclude))
+                items = self._popular_items(searches, k, left_out)
                 return {"user": user_id, "items": items}
             if code is None:
                 raise unknown_id_error("user", [user])
@@ -207,8 +208,7 @@ class Engine:
         if cold or len(self.train.row(code)):
             query = row_of(self.user_queries, code)
         else:  # the model has learned nothing of this user, whose items were all held out
-            query = await self._fold_in.submit(seen)
-        left_out = self._left_out(seen if exclude_seen else NO_ITEMS, only, exclude)
+            query = await self._fold_in.submit(self.liked.row(code))
         best = await searches.best.submit(TopKRequest(query, left_out, k))
         answer = {"user": self.users.ids[code], "items": self._describe(*best)}
         return {**answer, "cold": True} if cold else answer

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from drm_triton.names import Score
 from drm_triton.ranking.limits import parse_limits
 from drm_triton.ranking.rules import Rules
-from drm_triton.serving.engine import ExternalId
+from drm_triton.serving.engine import NO_RULES, ExternalId
 
 ERRORS = {
     400: "bad request",
@@ -92,7 +92,9 @@ Diversity = Annotated[
 
 
 def rules_of(request: Any) -> Rules:
-    """Return the rules of a request with the fields `where`, `at_most` and `diversity`."""
+    """Return the rules of a request with the fields `where`, `at_most` and `diversity`. Most requests have none."""
+    if not (request.where or request.at_most or request.diversity):
+        return NO_RULES
     return Rules.of(request.where, parse_limits(request.at_most), request.diversity)
 
 

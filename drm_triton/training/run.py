@@ -178,13 +178,17 @@ def described_state(config: Config, state: Progress) -> dict[str, Any]:
 def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("train",)) -> Dataset:
     """Return the data set that a model keeps: without weights, and with the ids of the original.
 
-    Its `train` part is what the model was fit on. The parts that it was not fit on stay, because a user has these items
-    too, so they are never recommended.
+    Its `train` part is what the model was fit on. The parts that it was not fit on and the dropped pairs stay, because
+    a user has these items too, so they are never recommended.
     """
     valid, test = (
         CSR.empty(fit.shape) if name in fit_parts else getattr(dataset, name).unweighted() for name in ("valid", "test")
     )
-    return Dataset(fit.unweighted(), valid, test, dataset.users, dataset.items, {"source": "model"})
+    kept = Dataset(
+        fit.unweighted(), valid, test, dataset.users, dataset.items, {"source": "model"}, dropped=dataset.dropped
+    )
+    kept.dropped_elsewhere = dataset.dropped_elsewhere
+    return kept
 
 
 def new_directory(path: str | Path) -> Path:

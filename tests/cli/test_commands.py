@@ -1,5 +1,6 @@
 """What all commands have in common: help with examples, exit codes, errors on stderr without a traceback."""
 
+import json
 import re
 import subprocess
 import sys
@@ -97,6 +98,37 @@ def test_the_first_word_comes_before_torch(tmp_path: Path) -> None:
     first, then = screen.split("\x1b[K")  # the word is erased
     assert first == "starting ...\r"
     assert then.startswith("error: ")
+
+
+def test_every_command_speaks_before_heavy_imports(tmp_path: Path) -> None:
+    # Heavy imports fail, so that only what comes before them is printed, here to a pipe.
+    code = """
+import contextlib, io, json, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("polars", "torch", "numba", "scipy"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuse())
+from drm_triton.cli import main
+
+printed = {}
+for name, words in json.loads(sys.argv[1]).items():
+    sys.argv = ["drm-triton", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.suppress(SystemExit):
+        main()
+    printed[name] = err.getvalue()
+print(json.dumps(printed))
+"""
+    given = {name: BAD_INPUT[name] for name in commands() if name != "doctor"}  # whose children import what is heavy
+    done = run_python("-c", code, json.dumps(given), cwd=tmp_path)
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert {name: text.split("\n")[0] for name, text in printed.items()} == dict.fromkeys(given, "starting ...")
+    quiet = {name: [*words, "--quiet"] for name, words in given.items() if "--quiet" in call(*name.split(), "-h")[1]}
+    assert len(quiet) > 8
+    printed = json.loads(run_python("-c", code, json.dumps(quiet), cwd=tmp_path).stdout.splitlines()[-1])
+    assert not any("starting" in text for text in printed.values())
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def check_shutdown(service: "subprocess.Popen[str]", port: int, number: int) -> 
     idle.request("GET", "/health")
     assert idle.getresponse().read()
     os.kill(service.pid, number)
-    assert service.communicate(timeout=HANG) == ("", "")
+    assert service.communicate(timeout=HANG) == ("", "starting ...\n")
     assert service.returncode == 0
     idle.close()
 
@@ -196,7 +196,8 @@ def test_without_the_extra(saved: Path) -> None:
         "from drm_triton.cli import main; main()"
     )
     done = run_python("-c", code, saved)
-    assert (done.returncode, done.stderr) == (2, "error: serve needs fastapi: pip install 'drm-triton[serve]'\n")
+    needed = "error: serve needs fastapi: pip install 'drm-triton[serve]'\n"
+    assert (done.returncode, done.stderr) == (2, f"starting ...\n{needed}")
 
 
 def test_a_warning_if_other_machines_can_connect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,13 +15,13 @@ import uvicorn
 from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.serving.app import create_app
-from drm_triton.serving.pages import FILES, page
+from drm_triton.serving.pages import PAGES, page
 from tests.conftest import HANG
 
 TOKEN = "a-token-of-the-tests"
 
 
-@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize("path", PAGES)
 def test_a_page_loads_nothing_from_elsewhere(path: str) -> None:
     html, headers = page(path)
     assert not re.search(r"https?://|//cdn|@import|url\(|<iframe|<img|src=", html)

@@ -11,13 +11,14 @@ import httpx
 import numpy as np
 import polars as pl
 import pytest
+from starlette.responses import Response
 
 from drm_triton import DRM, Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
-from drm_triton.serving.app import create_app
-from drm_triton.serving.engine import Engine
+from drm_triton.serving.app import Direct, create_app
+from drm_triton.serving.engine import Engine, UnknownIdError
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.middleware import is_this_host
 from drm_triton.serving.server import set_aside
@@ -247,11 +248,54 @@ def test_a_reload_frees_the_old_model_and_sets_the_new_one_aside() -> None:
 # -- what a user has ---------------------------------------------------------------------------------------------------
 
 
+def test_good_queries_are_answered_directly_and_others_by_the_application() -> None:
+    bodies: list[bytes] = []
+
+    async def answer(query: bytes) -> Response:
+        if query == b"bad":
+            raise InputError("bad")
+        return Response(query)
+
+    async def send(message: Any) -> None:
+        bodies.append(message.get("body", b""))
+
+    direct = Direct(Response(b"application"), {"/items": answer})
+    for method, path, query in (
+        ("GET", "/items", b"good"),
+        ("GET", "/items", b"bad"),
+        ("POST", "/items", b"good"),
+        ("GET", "/items/", b"good"),
+    ):
+        scope = {"type": "http", "method": method, "path": path, "query_string": query}
+        asyncio.run(direct(scope, lambda: asyncio.sleep(0, {}), send))
+    assert [body for body in bodies if body] == [b"good", b"application", b"application", b"application"]
+
+
+def test_dropped_items_are_left_out_and_say_nothing_about_taste() -> None:
+    frame = pl.DataFrame(
+        {"user": [7, 7, 7, 9, 9, 8], "item": [0, 1, 2, 1, 3, 1], "rating": [5, 5, 1, 5, 5, 1]}
+    )  # 8 has a low rating only, and comes back with the table of users
+    data = Dataset.from_frame(frame, min_rating=3, ratios=(1, 0, 0))
+    items = pl.DataFrame({"item": [2], "title": ["two"]})
+    model = DRM(factors=2, epochs=1).fit(data.with_attributes(items, pl.DataFrame({"user": [8]})))
+    engine = Engine(model)
+
+    async def items_of(user: str, **options: Any) -> list[int]:
+        given = {"k": 9, "exclude_seen": True, "unknown": "popular", **options}
+        return sorted(row["item"] for row in (await engine.recommend(user, **given))["items"])
+
+    assert asyncio.run(items_of("7")) == [3]
+    assert asyncio.run(items_of("7", exclude_seen=False)) == [0, 1, 2, 3]
+    assert asyncio.run(items_of("8")) == [0, 2, 3]
+    with pytest.raises(UnknownIdError, match="has no interactions"):
+        asyncio.run(items_of("8", unknown="error"))
+
+
 def test_a_user_whose_items_were_all_held_out_is_folded_in() -> None:
     data = Dataset.from_csr((np.array([0, 3, 3, 6]), np.array([0, 1, 2, 1, 2, 3])), user_ids=[7, 8, 9], n_items=6)
     model = DRM(factors=2, epochs=1).fit(data)
     engine = Engine(model)
-    engine.seen = CSR(np.array([0, 3, 5, 8]), np.array([0, 1, 2, 0, 3, 1, 2, 3], dtype=np.int32), (3, 6))
+    engine.liked = engine.seen = CSR(np.array([0, 3, 5, 8]), np.array([0, 1, 2, 0, 3, 1, 2, 3], dtype=np.int32), (3, 6))
     answer = asyncio.run(engine.recommend("8", 3, True, "error"))
     want = model.recommend_from([[0, 3]], k=3).select("item", "score").rows()
     assert [(row["item"], row["score"]) for row in answer["items"]] == want

@@ -23,7 +23,7 @@ from drm_triton.data.prepare.codes import Interactions, to_codes
 from drm_triton.data.prepare.description import describe_rows
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.raw import RawInteractions
-from drm_triton.data.prepare.read import Rows, collect
+from drm_triton.data.prepare.read import IDS, Rows, collect
 from drm_triton.data.prepare.spill import Pairs, stored_codes
 from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios
@@ -68,6 +68,7 @@ class BuildOptions:
 def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILENT) -> Dataset:
     """Build a data set from raw interactions. Its meta contains the statistics of each step."""
     steps: list[dict[str, Any]] = []
+    dropped: list[pl.DataFrame] = []  # rows that filters remove, some of which another row may keep
 
     def record(name: str, rows: int, users: int, items: int) -> None:
         steps.append({"step": name, "interactions": rows, "users": users, "items": items})
@@ -77,6 +78,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     with reporter.step("read") as step:
         rows = collect(raw, options)
         frame, described = rows.frame, describe_rows(rows)
+        dropped += [] if rows.known is None else [rows.known]
         warn_skipped(rows)
         step.note(f"{len(frame):,} rows")
         del rows
@@ -86,24 +88,28 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         record("read", len(frame), len(user_ids), len(item_ids))
         if raw.file_format.event_weight is not None:
             described["events"] = count_events(frame, raw)
-            frame = weigh_events(frame, raw.file_format.event_weight)
+            frame, others = weigh_events(frame, raw.file_format.event_weight)
+            dropped.append(others)
             record(f"events {', '.join(raw.file_format.event_weight)}", len(frame), *distinct_ids(frame))
         if raw.own_filter:
             name, keep = raw.own_filter
+            dropped.append(frame.select(IDS))
             frame = keep(frame.lazy()).collect()
             record(name, len(frame), *distinct_ids(frame))
-        frame, removed = keep_rated(frame, raw, options.min_rating)
+        frame, low = keep_rated(frame, raw, options.min_rating)
+        dropped.append(low)
         many = len(frame) > MANY and not {"time", "weight"} & set(frame.columns)
         codes: Any = (stored_codes if many else to_codes)(frame, user_ids, item_ids)
         del frame
         interactions: Interactions | Pairs = (Pairs if many else Interactions)(codes)
         del codes
-        if options.min_rating is not None or removed:
+        if options.min_rating is not None or len(low):
             name = POSITIVE if options.min_rating is None else f"rating >= {options.min_rating:g}"
             record(name, *interactions.rows)
         record("one row per user and item", *interactions.sizes())
         if max(options.min_user, options.min_item) > 1:
-            interactions.keep_core(options.min_user, options.min_item)
+            removed = interactions.keep_core(options.min_user, options.min_item)
+            dropped.append(pl.DataFrame({"user": user_ids[removed[0]], "item": item_ids[removed[1]]}))
             name = f"at least {options.min_user} items per user and {options.min_item} users per item"
             record(name, *interactions.sizes())
         user_ids, item_ids = interactions.used_ids(user_ids, item_ids)
@@ -120,14 +126,17 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     meta: dict[str, Any] = {"source": "frame", "options": asdict(options), "steps": steps, **described}
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
-    return Dataset(train, valid, test, user_ids.to_frame(), with_titles(item_ids, raw), meta)
+    data = Dataset(train, valid, test, user_ids.to_frame(), with_titles(item_ids, raw), meta)
+    removed_rows = pl.concat(dropped)
+    return data.with_dropped(removed_rows) if len(removed_rows) else data
 
 
-def weigh_events(frame: pl.DataFrame, event_weight: Mapping[str, float]) -> pl.DataFrame:
-    """Keep the rows of the named events, and give each the weight of its event."""
-    kept = frame.filter(pl.col("event").is_in(list(event_weight)))
+def weigh_events(frame: pl.DataFrame, event_weight: Mapping[str, float]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Keep the rows of the named events, and give each the weight of its event. Also return user and item of others."""
+    named = pl.col("event").is_in(list(event_weight))
+    kept, others = frame.filter(named), frame.filter(~named).select(IDS)
     weight = pl.col("event").replace_strict(list(event_weight), [float(w) for w in event_weight.values()])
-    return kept.with_columns(weight=weight).drop("event")
+    return kept.with_columns(weight=weight).drop("event"), others
 
 
 def count_events(frame: pl.DataFrame, raw: RawInteractions) -> dict[str, int]:
@@ -141,28 +150,29 @@ def count_events(frame: pl.DataFrame, raw: RawInteractions) -> dict[str, int]:
     return found
 
 
-def keep_rated(frame: pl.DataFrame, raw: RawInteractions, min_rating: float | None) -> tuple[pl.DataFrame, int]:
-    """Keep the rows whose rating suffices, and return how many others there were. Without a threshold, warn of these.
+def keep_rated(
+    frame: pl.DataFrame, raw: RawInteractions, min_rating: float | None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Keep the rows whose rating suffices, and return user and item of the others. Without a threshold, warn of these.
 
     A rating of 0 or less is no sign that the user likes the item, unless the user says so by a threshold.
     """
     if "keep" not in frame.columns:
-        return frame, 0
-    kept = frame.filter("keep")
-    removed = len(frame) - len(kept)
-    if removed and min_rating is None:
+        return frame, frame.select(IDS).clear()
+    kept, others = frame.filter("keep"), frame.filter(~pl.col("keep")).select(IDS)
+    if len(others) and min_rating is None:
         least = cast(float, frame["rating"].fill_nan(None).min())
-        advice = "their items can be recommended to these users; "
+        advice = "these items are not recommended to these users either; "
         advice += f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
         if raw.has_columns:
             advice += ("" if raw.is_split else ", and ") + "`rating` '' ignores all ratings"
         warnings.warn(
-            f"{removed:,} of {len(frame):,} rows of {raw.name} have a rating of 0 or less and are left out, as they do "
-            f"not say that the user likes the item; {advice}",
+            f"{len(others):,} of {len(frame):,} rows of {raw.name} have a rating of 0 or less and are left out, as "
+            f"they do not say that the user likes the item; {advice}",
             UserWarning,
             stacklevel=4,
         )
-    return kept.drop("keep", "rating"), removed
+    return kept.drop("keep", "rating"), others
 
 
 def warn_skipped(rows: Rows) -> None:

@@ -33,11 +33,13 @@ class Interactions:
         """Return the numbers of pairs, users and items."""
         return len(self._users), _present(self._users), _present(self._items)
 
-    def keep_core(self, min_user: int, min_item: int) -> None:
-        """Remove users and items with too few pairs, until there are none."""
+    def keep_core(self, min_user: int, min_item: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+        """Remove users and items with too few pairs, until there are none. Return the removed pairs."""
         kept = core(self._users, self._items, min_user, min_item)
+        removed = self._users[~kept], self._items[~kept]
         self._users, self._items = self._users[kept], self._items[kept]
         self._time, self._weights = (x if x is None else x[kept] for x in (self._time, self._weights))
+        return removed
 
     def used_ids(self, user_ids: pl.Series, item_ids: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Number the users and items that are in use anew, and return their ids."""

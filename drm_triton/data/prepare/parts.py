@@ -93,16 +93,19 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
     with reporter.step("read") as step:
         read = collect(raw, BuildOptions())
         frame, described = read.frame, describe_rows(read)
+        dropped = [] if read.known is None else [read.known]  # rows that filters remove
         warn_skipped(read)
         step.note(f"{len(frame):,} rows")
         del read
     steps = [_step("read", frame)]
     if raw.file_format.event_weight is not None:
         described["events"] = count_events(frame, raw)
-        frame = weigh_events(frame, raw.file_format.event_weight)
+        frame, others = weigh_events(frame, raw.file_format.event_weight)
+        dropped.append(others)
         steps.append(_step(f"events {', '.join(raw.file_format.event_weight)}", frame))
-    frame, removed = keep_rated(frame, raw, None)
-    if removed:
+    frame, low = keep_rated(frame, raw, None)
+    dropped.append(low)
+    if len(low):
         steps.append(_step(POSITIVE, frame))
     rows = frame.group_by("part").len()
     for table in raw.tables:
@@ -132,9 +135,10 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
     meta |= described
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
-    return Dataset(
+    data = Dataset(
         matrices["train"], matrices["valid"], matrices["test"], user_ids.to_frame(), with_titles(item_ids, raw), meta
     )
+    return data.with_dropped(pl.concat(dropped))
 
 
 def _step(name: str, frame: pl.DataFrame) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Rows:
     dates : the times are dates, in microseconds
     skipped : number of rows that were left out because they cannot be used
     first_skipped : the first of them, and what is wrong with it
+    known : user and item of those of them that have both
     """
 
     raw: RawInteractions
@@ -55,6 +56,7 @@ class Rows:
     dates: bool = False
     skipped: int = 0
     first_skipped: str = ""
+    known: pl.DataFrame | None = None
 
 
 def collect(raw: RawInteractions, options: BuildOptions) -> Rows:
@@ -132,8 +134,9 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
     problem, advice = _problem_at(raw, lost[0], columns[lost[0]])
     if not skip:
         raise InputError(f"{problem}: {advice}")
-    good = frame.drop_nulls(lost)
-    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem)
+    usable = pl.all_horizontal(pl.col(lost).is_not_null())
+    good, known = frame.filter(usable), frame.filter(~usable).select(IDS).drop_nulls()
+    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem, known)
 
 
 def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:

@@ -108,17 +108,19 @@ class Pairs:
         n_users, n_items = (int(np.count_nonzero(counts)) for counts in (self._n_users, self._n_items))
         return int(self._n_users.sum()), n_users, n_items
 
-    def keep_core(self, min_user: int, min_item: int) -> None:
-        """Remove users and items with too few pairs, until there are none."""
+    def keep_core(self, min_user: int, min_item: int) -> tuple[Codes, Codes]:
+        """Remove users and items with too few pairs, until there are none. Return the removed pairs."""
+        all_removed = [np.zeros(0, np.int64)]
         while True:
             few_users, few_items = (n < least for n, least in ((self._n_users, min_user), (self._n_items, min_item)))
             if not self._n_users[few_users].any() and not self._n_items[few_items].any():
-                return
+                return _halves(np.concatenate(all_removed))
             for file in self._files:
                 pairs = np.fromfile(file, np.int64)
                 users, items = _halves(pairs)
                 removed = few_users[users] | few_items[items]
                 self._count(users[removed], items[removed], -1)
+                all_removed.append(pairs[removed])
                 pairs[~removed].tofile(file)
 
     def used_ids(self, user_ids: pl.Series, item_ids: pl.Series) -> tuple[pl.Series, pl.Series]:

@@ -1,10 +1,13 @@
-"""The pages of the service: one HTML file each, which loads nothing from elsewhere."""
+"""The pages of the service: one HTML document each, which loads nothing from elsewhere.
+
+A comment with the name of a file, such as <!-- head.html -->, stands for its content.
+"""
 
 from importlib.resources import files
 
 from drm_triton.report.page import content_hash
 
-FILES = {"/": "index.html", "/docs": "docs.html"}
+PAGES = {"/": ("index.html", "Recommendations"), "/docs": ("docs.html", "Requests")}  # path -> file, title
 
 
 def page(path: str) -> tuple[str, dict[str, str]]:
@@ -16,9 +19,12 @@ def page(path: str) -> tuple[str, dict[str, str]]:
     >>> html[:15], "script-src 'sha256-" in headers["Content-Security-Policy"]
     ('<!DOCTYPE html>', True)
     """
-    folder = files(__package__)
-    style = (folder / "style.css").read_text("utf-8")
-    html = (folder / FILES[path]).read_text("utf-8").replace("/* style.css */", style)
+    folder, (name, title) = files(__package__), PAGES[path]
+    style, html, head, token = (
+        (folder / file).read_text("utf-8") for file in ("style.css", name, "head.html", "token.html")
+    )
+    html = html.replace("<!-- head.html -->\n", head).replace("<!-- token.html -->\n", token)
+    html = html.replace("<!-- title -->", title).replace("/* style.css */", style)
     script = html.split("<script>", 1)[1].split("</script>", 1)[0]
     policy = (
         f"default-src 'none'; style-src '{content_hash(style)}'; script-src '{content_hash(script)}'; "
