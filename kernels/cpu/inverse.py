@@ -56,7 +56,8 @@ class Product(NamedTuple):
 def invert(A: Matrix, progress: Callable[[int, int], None] | None = None) -> None:
     """Replace a positive definite matrix [n, n], C-contiguous, by its inverse. Only its lower half counts.
 
-    The numbers above the diagonal must be finite. `progress` is called with (done, 100), in percent of the operations. Besides A, each thread needs TILE rows.
+    The numbers above the diagonal must be finite. `progress` is called with (done, 100), in percent of the operations.
+    Besides A, each thread needs TILE rows.
 
     Raises
     ------
