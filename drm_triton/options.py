@@ -80,7 +80,8 @@ def declaration(field: "dataclasses.Field[Any]") -> Option:
 
 def choices(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
     """Return the values of a field with a type `Literal` or `Literal | None`, or nothing for other fields."""
-    return _choices(field.type)
+    kind: Any = field.type
+    return _choices(kind)
 
 
 @functools.cache  # a grid of thousands of configurations asks again and again

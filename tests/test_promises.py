@@ -30,7 +30,7 @@ def test_only_torch_triton_and_numba_have_upper_bounds(repository: Path) -> None
     requirements = [line.split(";")[0] for line in project["dependencies"]]
     bounded = [re.split(r"[<>= ]", line)[0] for line in requirements if "<" in line or "==" in line]
     assert bounded == ["torch", "triton", "numba"]
-    assert len(requirements) == 11
+    assert len(requirements) == 12
 
 
 def test_ranking_makes_no_matrix_of_users_and_items() -> None:

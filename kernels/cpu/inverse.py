@@ -10,8 +10,8 @@ divides the work among threads in ways that round differently.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ REFLECTED = 32  # rows and columns that are transposed at once: they stay in the
 Matrix = NDArray[np.floating]
 
 
-class Product(NamedTuple):
+@dataclass(frozen=True)
+class Product:
     """A task: C = A B with the sign 0, C += A B with 1, C -= A B with -1."""
 
     A: Matrix
@@ -50,13 +51,14 @@ class Product(NamedTuple):
     @property
     def multiply_adds(self) -> int:
         """Number of multiplications and additions."""
-        return self.A.size * self.B.shape[1]
+        return int(self.A.size * self.B.shape[1])
 
 
 def invert(A: Matrix, progress: Callable[[int, int], None] | None = None) -> None:
     """Replace a positive definite matrix [n, n], C-contiguous, by its inverse. Only its lower half counts.
 
-    The numbers above the diagonal must be finite. `progress` is called with (done, 100), in percent of the operations. Besides A, each thread needs TILE rows.
+    The numbers above the diagonal must be finite. `progress` is called with (done, 100), in percent of the operations.
+    Besides A, each thread needs TILE rows.
 
     Raises
     ------
