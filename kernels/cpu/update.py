@@ -276,7 +276,7 @@ def sum_shared(terms: Terms, groups: Groups) -> Summands:
     n_tiles, d = groups.n_tiles, terms.vectors.shape[1]
     finite, sparse = np.empty(len(terms.rows), np.bool_), np.empty(n_tiles, np.bool_)
     counts, used_counts = np.empty(n_tiles, np.int64), np.empty(n_tiles, np.int64)
-    grain = -(-TASK // (groups.tile * groups.items.shape[1]))
+    grain = -(-TASK // max(1, groups.tile * groups.items.shape[1]))
     threads.split(count_summands, n_tiles, grain, terms, groups, finite, sparse, counts, used_counts)
     positions, sum_positions = (np.concatenate([[0], x.cumsum()]) for x in (counts, used_counts))
     E = int(positions[-1])
