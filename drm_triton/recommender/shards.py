@@ -17,6 +17,7 @@ import safetensors
 from drm_triton.data import store, verify
 from drm_triton.data.attributes import RESERVED
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.prepare.inputs import sha256
 from drm_triton.data.shard import Shard
 from drm_triton.errors import InputError
 from drm_triton.models import load, model_class
@@ -59,11 +60,14 @@ def load_shard(path: str | Path, shard: Shard) -> Recommender[Any]:
 
 
 def described(path: str | Path) -> dict[str, str | None]:
-    """Return what identifies a model and its data, without reading them: their checksums."""
+    """Return what identifies a model and its data, without reading them: the checksums that they record."""
     place = checkpoint_directory(path)
-    checkpoint.read_metadata(place / checkpoint.FILE)  # says what is wrong with a file that is no model
-    with safetensors.safe_open(place / checkpoint.FILE, framework="pt") as opened:
+    file = place / checkpoint.FILE
+    checkpoint.read_metadata(file)  # says what is wrong with a file that is no model
+    with safetensors.safe_open(file, framework="pt") as opened:
         model = opened.metadata().get(checkpoint.CHECKSUM)
+    if model is None:  # a file of version 0.2
+        model = str(sha256([file])[0]["sha256"])
     data = store.read_meta(place / "data")
     return {"model": model, "data": data.get("checksum"), "titles": data.get("titles")}
 
