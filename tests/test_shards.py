@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import safetensors.torch
 
 from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
@@ -13,7 +14,7 @@ from drm_triton.data.shard import Shard
 from drm_triton.errors import InputError
 from drm_triton.models import BPR, CDAE, EASE, load
 from drm_triton.recommender import Recommender
-from drm_triton.recommender.shards import load_shard
+from drm_triton.recommender.shards import described, load_shard
 from drm_triton.training import checkpoint
 
 SHARDS = [1, 2, 3, 7, 64]  # 64: more shards than users
@@ -110,6 +111,21 @@ def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(InputError, match="does not have the checksum that it records"):
         load_shard(tmp_path / "model", Shard(0, 2))
+
+
+def test_models_without_a_checksum_are_told_apart(tmp_path: Path) -> None:
+    found = []
+    for seed in (0, 1):
+        path = tmp_path / str(seed)
+        DRM(factors=4, epochs=1, seed=seed).fit(Dataset.from_frame(interactions())).save(path)
+        tensors = safetensors.torch.load_file(path / checkpoint.FILE)
+        with safetensors.safe_open(path / checkpoint.FILE, framework="pt") as opened:
+            about = {checkpoint.ABOUT: opened.metadata()[checkpoint.ABOUT].replace(f'"seed": {seed}', '"seed": 0')}
+        safetensors.torch.save_file(tensors, path / checkpoint.FILE, metadata=about)  # as version 0.2 did
+        assert load_shard(path, Shard(0, 2)).interactions.n_users > 0
+        found.append(described(path))
+    assert found[0]["data"] == found[1]["data"]
+    assert found[0]["model"] != found[1]["model"]
 
 
 @pytest.mark.parametrize("n_users", [0, 1, 10, 97])

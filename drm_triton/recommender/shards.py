@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drm_triton.data import store
 from drm_triton.data.attributes import RESERVED
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.prepare.inputs import sha256
 from drm_triton.data.shard import Shard
 from drm_triton.models import load, model_class
 from drm_triton.ranking.cold import Vectors
@@ -46,11 +47,12 @@ def load_shard(path: str | Path, shard: Shard) -> Recommender[Any]:
 
 
 def described(path: str | Path) -> dict[str, str | None]:
-    """Return what identifies a model and its data, without reading them: their checksums."""
+    """Return what identifies a model and its data, without reading them: the checksums that they record."""
     place = checkpoint_directory(path)
+    file = place / checkpoint.FILE
     data = store.read_meta(place / "data")
     return {
-        "model": checkpoint.identity(place / checkpoint.FILE),
+        "model": checkpoint.identity(file) or str(sha256([file])[0]["sha256"]),  # version 0.2 recorded none
         "data": data.get("checksum"),
         "titles": data.get("titles"),
         "dropped": (data.get("dropped") or {}).get("checksum"),
