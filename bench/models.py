@@ -57,7 +57,8 @@ def seconds(run: Callable[[], Any]) -> Times:
     """Return the seconds that a function takes, and those of the processor."""
     began = np.array([time.perf_counter(), time.process_time()])
     run()
-    return np.array([time.perf_counter(), time.process_time()]) - began
+    passed: Times = np.array([time.perf_counter(), time.process_time()]) - began
+    return passed
 
 
 def medians(runs: dict[str, Callable[[], Times]], rounds: int) -> dict[str, Times]:

@@ -15,7 +15,7 @@ from drm_triton.errors import InputError
 from drm_triton.models import BPR, CDAE, EASE, load
 from drm_triton.recommender import Recommender
 from drm_triton.recommender.shards import described, load_shard
-from drm_triton.training import checkpoint
+from drm_triton.training import checkpoint, tensor_file
 
 SHARDS = [1, 2, 3, 7, 64]  # 64: more shards than users
 
@@ -120,7 +120,7 @@ def test_models_without_a_checksum_are_told_apart(tmp_path: Path) -> None:
         DRM(factors=4, epochs=1, seed=seed).fit(Dataset.from_frame(interactions())).save(path)
         tensors = safetensors.torch.load_file(path / checkpoint.FILE)
         with safetensors.safe_open(path / checkpoint.FILE, framework="pt") as opened:
-            about = {checkpoint.ABOUT: opened.metadata()[checkpoint.ABOUT].replace(f'"seed": {seed}', '"seed": 0')}
+            about = {tensor_file.ABOUT: opened.metadata()[tensor_file.ABOUT].replace(f'"seed": {seed}', '"seed": 0')}
         safetensors.torch.save_file(tensors, path / checkpoint.FILE, metadata=about)  # as version 0.2 did
         assert load_shard(path, Shard(0, 2)).interactions.n_users > 0
         found.append(described(path))

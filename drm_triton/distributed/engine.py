@@ -72,6 +72,7 @@ class Distributed:
     ) -> None:
         self.world, self.state, self.users, self.items = world, state, users, items
         self.config, self.dataset, self.fit, self.backend = config, dataset, fit, backend
+        self._popularity: NDArray[np.int64] | None = None
         self.plan, self.sample_lists = self._plan()
         self.objective = objective_of(config, fit.shape[1])
         self.unit = unit_of(config)
@@ -90,19 +91,17 @@ class Distributed:
         interactions = Interactions(self.world, fit, self.users)
         sampler = ListSampler(interactions)
         if config.negatives_in_force == "all":
-            prior = popularity_prior(config, self.popularity)
+            prior = popularity_prior(config, self.popularity())
             return DividedCatalogue(interactions, fit.shape[1], config.seed, config.pool, prior), sampler
         return list_plan(config, fit, self.world.device, begin=sampler.begin), sampler
 
-    @cached_property
     def popularity(self) -> NDArray[np.int64]:
-        """The number of interactions of each item [N]. A rank counts those of its users."""
-        own = self.users.rows(self.world.rank)
-        counts = self.world.gather(
-            torch.from_numpy(self.fit.between(own.start, own.stop).popularity()).to(self.world.device)
-        )
-        total: NDArray[np.int64] = torch.stack(counts).sum(0).cpu().numpy()
-        return total
+        """Return the number of interactions of each item [N]. A rank counts those of its users, once."""
+        if self._popularity is None:
+            own = self.users.rows(self.world.rank)
+            counted = torch.from_numpy(self.fit.between(own.start, own.stop).popularity()).to(self.world.device)
+            self._popularity = torch.stack(self.world.gather(counted)).sum(0).cpu().numpy()
+        return self._popularity
 
     @property
     def n_lists(self) -> int:
@@ -131,9 +130,9 @@ class Distributed:
         """Rank all items for the users of this rank; average over the users of all ranks."""
         state, first = self.state, self._first(self.users)
         own = range(first, first + len(state.U))
-        U, V = ranking_factors(state.U, whole_table(self.world, state.V), self.config, self.popularity)
+        U, V = ranking_factors(state.U, whole_table(self.world, state.V), self.config, self.popularity())
         score = self.config.score_in_force
-        index = known_first(partial(TopKIndex, self.backend, V, score), self.popularity > 0)
+        index = known_first(partial(TopKIndex, self.backend, V, score), self.popularity() > 0)
 
         def rank(users: NDArray[np.int64], seen: CSR, k: int) -> NDArray[np.int32]:
             return index.search(U[torch.from_numpy(users - first).to(U.device)], k, seen)[0]
