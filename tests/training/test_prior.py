@@ -13,6 +13,7 @@ from drm_triton import DRM, Dataset
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.export import export
 from drm_triton.ranking.evaluate import evaluate, popularity_ranker
+from drm_triton.training.state import EpochEnd
 
 SMALL: dict[str, Any] = {"factors": 8, "epochs": 2, "temperature": 0.2}
 
@@ -42,7 +43,7 @@ def test_scores_are_cosines_plus_the_prior(data: Dataset, model: DRM) -> None:
 
 
 def test_validation_ranks_as_the_model_does(data: Dataset) -> None:
-    ends = []
+    ends: list[EpochEnd] = []
     model = DRM(**SMALL, popularity=0.5).fit(data, callbacks=[ends.append])
     best = max(end.record["valid/ndcg@10"] for end in ends)
     assert model.evaluate(data, on="valid").means["ndcg@10"] == best
