@@ -184,11 +184,16 @@ class Dataset:
             raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
 
     @classmethod
-    def load(cls, path: str | Path) -> Dataset:
-        """Open a stored data set. Arrays are memory-mapped.
+    def load(cls, path: str | Path, mapped: bool = True) -> Dataset:
+        """Open a stored data set.
 
         The first time, everything is read and verified (see `verify`). After that it takes no time even if the arrays
         are large: while size, times and inode of the files stay the same, they are not read again.
+
+        Parameters
+        ----------
+        path : directory of the data set
+        mapped : map the arrays into memory. Otherwise all is read now, and files that change later change nothing
         """
         path = Path(path)
         meta = store.read_meta(path)
@@ -196,14 +201,19 @@ class Dataset:
         matrices = {}
         current = verify.stamp(path)
         for name in SPLIT_PARTS:
-            indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1)
-            indices = store.open_array(path, f"{name}.indices", "<i4", meta[name])
-            weights = store.open_array(path, f"{name}.weights", "<f4", meta[name]) if "weights" in meta else None
+            indptr = store.open_array(path, f"{name}.indptr", "<i8", n_users + 1, mapped)
+            indices = store.open_array(path, f"{name}.indices", "<i4", meta[name], mapped)
+            weights = None
+            if "weights" in meta:
+                weights = store.open_array(path, f"{name}.weights", "<f4", meta[name], mapped)
             matrices[name] = CSR(indptr, indices, (n_users, n_items), weights)
-        for name, rows in (("users", n_users), ("items", n_items)):
-            if (found := store.table_length(path, name)) != rows:
-                raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
         data = cls(matrices["train"], matrices["valid"], matrices["test"], meta=meta, path=path)
+        if not mapped:
+            data._users, data._items = store.read_table(path, "users"), store.read_table(path, "items")
+        for name, rows in (("users", n_users), ("items", n_items)):
+            found = store.table_length(path, name) if mapped else len(getattr(data, name))
+            if found != rows:
+                raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
         if not verify.is_known(path, current):
             data.verify()
             verify.remember(path, current)

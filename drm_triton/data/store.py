@@ -12,6 +12,7 @@ A data set is written atomically (see `drm_triton.atomic`), so a directory of th
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -85,11 +86,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:
-    """Memory-map one array, and check its type and length."""
+def open_array(path: Path, name: str, dtype: str, length: int, mapped: bool = True) -> NDArray[Any]:
+    """Memory-map one array, or read it, and check its type and length."""
     file = path / f"{name}.npy"
     try:
-        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
     except Exception as error:  # NumPy parses the header as Python, and raises what that does
         raise InputError(f"{file} is missing or damaged ({error}): prepare the data set again") from error
     if array.dtype != np.dtype(dtype) or array.shape != (length,):
@@ -109,7 +110,7 @@ def table_length(path: Path, name: str) -> int:
 def read_table(path: Path, name: str) -> pl.DataFrame:
     """Read an id table."""
     with _open_table(path, name) as handle:
-        return pl.read_parquet(handle)
+        return pl.read_parquet(io.BytesIO(handle.read()))  # Polars would map the file; it may be truncated meanwhile
 
 
 @contextmanager

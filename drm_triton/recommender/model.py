@@ -217,15 +217,21 @@ class Model(ABC, Generic[C]):
             checkpoint.write_tensors(folder / checkpoint.FILE, self.tensors, metadata)
 
     @classmethod
-    def load(cls: type[R], path: str | Path) -> R:
-        """Load a saved model, or the best checkpoint of a run."""
+    def load(cls: type[R], path: str | Path, mapped: bool = True) -> R:
+        """Load a saved model, or the best checkpoint of a run.
+
+        Parameters
+        ----------
+        path : directory of the model or the run
+        mapped : map its interactions into memory; see `Dataset.load`
+        """
         place = checkpoint_directory(path)
         tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
         stored = metadata.get("model", "drm")
         if stored != cls.Config.model:
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
-        model._interactions = Dataset.load(place / "data")
+        model._interactions = Dataset.load(place / "data", mapped)
         model._epoch, model._place = metadata.get("training", {}).get("epoch") or None, place
         try:
             model._tensors = model.placed(model.learned(tensors))

@@ -11,13 +11,13 @@ finds the old model or the new one.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ FORMAT = "drm-triton model"
 VERSION = 1
 FILE = "model.safetensors"
 ABOUT, CHECKSUM = "drm-triton", "checksum"  # entries of the header
+DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8}
 KINDS = {"model": str, "config": dict, "training": dict}  # of the entries of the JSON object, where they are present
 
 
@@ -58,10 +59,9 @@ def checksum(tensors: dict[str, Tensor], about: str) -> str:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a model file and verify its format and its checksum. Return its tensors, on the CPU, and its metadata."""
-    with _opened(path) as (file, metadata):
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        header = file.metadata()
-    if CHECKSUM in header and header[CHECKSUM] != checksum(tensors, header[ABOUT]):
+    with _opened(path) as (file, header, metadata):
+        tensors = _read_all(file, header)
+    if header.entries.get(CHECKSUM) not in (None, checksum(tensors, header.entries[ABOUT])):
         raise InputError(
             f"{path} is damaged: its content does not have the checksum that it records; train again, or restore it "
             "from a copy"
@@ -75,16 +75,24 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """Read the metadata of a model file and verify its format."""
-    with _opened(path) as (_, metadata):
+    with _opened(path) as (_, _, metadata):
         return metadata
 
 
+class _Header(NamedTuple):
+    """What stands before the bytes of the tensors."""
+
+    entries: dict[str, str]  # text entries
+    tensors: dict[str, dict[str, Any]]  # dtype, shape and data_offsets of each
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, _Header, dict[str, Any]]]:
+    """Open a model file. Yield it, at the first byte of its tensors, with its header and the model's metadata."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            metadata = json.loads(header.get(ABOUT, "{}"))
+        with path.open("rb") as file:
+            header = _read_header(file)
+            metadata = json.loads(header.entries.get(ABOUT, "{}"))
             if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
                 raise InputError(f"{path}: a safetensors file, but not a drm-triton model")
             if metadata.get("version") != VERSION:
@@ -95,15 +103,54 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             for name, kind in KINDS.items():
                 if not isinstance(metadata.get(name, kind()), kind):
                     raise ValueError(f"{name} in its metadata is {metadata[name]!r}")
-            if not {*header} <= {ABOUT, CHECKSUM} or "config" not in metadata:  # a file of version 0.2 has no checksum
+            # A file of version 0.2 has no checksum.
+            if not {*header.entries} <= {ABOUT, CHECKSUM} or "config" not in metadata:
                 raise ValueError("its metadata is damaged")
-            yield file, metadata
+            yield file, header, metadata
     except InputError:
         raise
     except FileNotFoundError:
         raise InputError(f"{path}: no such model; give a run or checkpoint directory") from None
-    except (safetensors.SafetensorError, OSError, ValueError, RecursionError, MemoryError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise InputError(f"{path}: not a readable model file ({error})") from error
+
+
+# The safetensors library maps a file. If it were truncated in the meantime, the system would end the process (SIGBUS).
+# So the file is read here: a length, a header in JSON, and the bytes of the tensors, one after the other.
+
+
+def _read_header(file: BinaryIO) -> _Header:
+    """Read the header of a safetensors file, up to the first byte of its tensors."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > os.fstat(file.fileno()).st_size - 8:
+        raise ValueError("its header is cut off, or it is not a safetensors file")
+    header = json.loads(file.read(size))
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        raise ValueError("its header is damaged")
+    entries = header.pop("__metadata__", {})
+    if not all(isinstance(text, str) for text in entries.values()):
+        raise ValueError("its metadata is damaged")
+    return _Header(entries, header)
+
+
+def _read_all(file: BinaryIO, header: _Header) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, which follow one another without gaps."""
+    tensors, left = {}, os.fstat(file.fileno()).st_size - file.tell()
+    place = 0
+    for name, about in sorted(header.tensors.items(), key=lambda item: item[1].get("data_offsets", [0])):
+        dtype, shape = DTYPES.get(about.get("dtype", "")), about.get("shape")
+        if dtype is None or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"type or shape of {name} is damaged")
+        size = math.prod(shape) * dtype.itemsize
+        if about.get("data_offsets") != [place, place + size] or place + size > left:
+            raise ValueError(f"{name} is not where its header says")
+        tensors[name] = torch.empty(shape, dtype=dtype)
+        if size and file.readinto(tensors[name].view(-1).view(torch.uint8).numpy()) != size:
+            raise ValueError("it is cut off")
+        place += size
+    if place != left:
+        raise ValueError("it has more bytes than its tensors")
+    return tensors
 
 
 def _link(existing: Path, new: Path) -> None:
