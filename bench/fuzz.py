@@ -1,10 +1,10 @@
 """Fuzzing of what the program reads: raw tables, data sets, model files, configurations, files of a run, HTTP requests.
 
-A case changes one input at random: bits, cut ends, blocks of zeros, repeated or inserted pieces, and in text also values
-of extreme or wrong kinds. The input must then be refused with an `InputError` (or `DrmError`; for HTTP a status from 400
-to 499), or be read as what it was before. Everything else is a finding: another exception, a crash, a hang (20 s of
-processor time), 4 GB of memory, or damaged data that is accepted. Text carries no checksum, so a changed text may be
-accepted as what it says now: a data set made of it must then be sound, and a response must be complete.
+A case changes one input at random: bits, cut ends, blocks of zeros, repeated or inserted pieces, and in text also
+values of extreme or wrong kinds. The input must then be refused with an `InputError` (or `DrmError`; for HTTP a status
+from 400 to 499), or be read as what it was before. Everything else is a finding: another exception, a crash, a hang (20
+s of processor time), 4 GB of memory, or damaged data that is accepted. Text carries no checksum, so a changed text may
+be accepted as what it says now: a data set made of it must then be sound, and a response must be complete.
 
     python -m bench.fuzz --save                      # all cases, and bench/results/fuzz.jsonl and fuzz.md
     python -m bench.fuzz --kind store --cases 20000 --seed 7
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -128,17 +128,22 @@ def fuzz(name: str, cases: int, seed: int, keep: Path | None = None) -> list[str
 
     findings, rng = [], random.Random(seed)
     before = signal.signal(signal.SIGVTALRM, end) if hasattr(signal, "SIGVTALRM") else None
-    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder, warnings.catch_warnings():
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY_DISK))
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         kind = KINDS[name][0](Path(folder))
         names = sorted(kind.inputs)
+        last = None if keep is None else stack.enter_context((keep / f"{name}--last--{seed}").open("wb", buffering=0))
         for number in range(cases):
             which = rng.choice(names)
             content = changed(kind.inputs[which], rng)
             if content == kind.inputs[which]:
                 continue
-            if keep is not None:  # before it is read, which may be the end of the process
-                (keep / f"{name}--last--{seed}").write_bytes(which.encode() + b"\n" + content)
+            if last is not None:  # before it is read, which may be the end of the process
+                last.seek(0)
+                last.truncate()
+                last.write(which.encode() + b"\n" + content)
             problem = finding(kind, which, content)
             if problem:
                 findings.append(f"{name}, {which}, seed {seed}, case {number}: {problem}")
