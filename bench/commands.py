@@ -5,7 +5,7 @@ costs most is done once or left out: the command line is built in the parent, an
 a few bytes, which are written as any other file.
 """
 
-import functools
+import importlib
 import io
 import json
 import os
@@ -13,11 +13,13 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for the files of thousands of cases
 PRIVATE = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # environment of the forks
 SMALL = ["--factors", "4", "--epochs", "2", "--backend", "reference", "--quiet"]
 
@@ -131,7 +133,7 @@ def get_ready() -> None:
         path.write_bytes(b"curves")
 
     drm_triton.plots.learning_curves = picture
-    typer.main.get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
+    typer.main.get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]
     typer.main.get_command(drm_triton.cli.app)
 
 
@@ -156,7 +158,7 @@ def in_child(function: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def command_line(arguments: list[str]) -> dict[str, Any]:
-    """Run a command in this process. Return its exit code and its errors."""
+    """Run a command in this process. Return its exit code, its errors and the modules that it has imported."""
     from drm_triton.cli import main
 
     text, code = io.StringIO(), 0
@@ -166,7 +168,7 @@ def command_line(arguments: list[str]) -> dict[str, Any]:
             main()
         except SystemExit as end:
             code = int(end.code or 0)
-    return {"code": code, "errors": text.getvalue()}
+    return {"code": code, "errors": text.getvalue(), "modules": [*sys.modules]}
 
 
 def checked(step: tuple[int, Any], what: str) -> Any:
@@ -206,8 +208,11 @@ def prepare_inputs(base: Path) -> None:
     """Make a table, a data set, a run and an export of it in `base`."""
     rows = [f"u{u},i{(u * 7 + j * j) % 31}" for u in range(24) for j in range(9)]
     (base / "table.csv").write_text("user,item\n" + "\n".join(dict.fromkeys(rows)) + "\n")
-    for name, out in (("prepare", "data"), ("train", "run"), ("export", "export")):
-        checked(in_child(lambda: command_line(COMMANDS[name].arguments(base, base / out))), name)  # noqa: B023
+    for name, out in (("prepare", "data"), ("train", "run"), ("export", "export"), ("report", "page")):
+        result = checked(in_child(partial(command_line, COMMANDS[name].arguments(base, base / out))), name)
+        for module in result["modules"]:
+            with suppress(ImportError):
+                importlib.import_module(module)  # once, for all forks that follow
 
 
 def undisturbed(name: str, base: Path) -> tuple[Path, Any]:

@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="disturb every so many-th change")
     parser.add_argument("--save", action="store_true", help="count in bench/results/faults.jsonl, and go on from there")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="drm-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="drm-faults-", dir=commands.MEMORY_DISK) as folder:
         if LIBRARY not in os.environ:
             library = Path(folder) / "faults.so"
             subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)

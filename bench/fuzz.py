@@ -30,13 +30,13 @@ from types import FrameType
 from typing import Any, Protocol
 
 from drm_triton.bench import fuzz_http
+from drm_triton.bench.commands import MEMORY_DISK
 from drm_triton.bench.fuzz_files import config_kind, model_kind, run_kind, store_kind, table_kind
 from drm_triton.bench.record import RESULTS, environment
 from drm_triton.errors import DrmError
 
 CORPUS = Path(__file__).resolve().parents[1] / "tests" / "bench" / "corpus"
 MEMORY = 4 << 30  # bytes that the cases of a batch may take
-MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 SECONDS = 20  # of processor time for one case
 WORDS = [
     b"-1", b"0", b"1e400", b"NaN", b"Infinity", b"null", b"true", b'""', b"[]", b"{}", b"99999999999999999999",
