@@ -15,6 +15,7 @@ findings once, or are of a kind that would be; all of them must be refused.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -179,6 +180,7 @@ def batch(name: str, cases: int, seed: int, keep: Path) -> tuple[list[str], floa
     if child == 0:
         os.close(read)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Polars prints each panic
+        faulthandler.disable()
         with suppress(OSError, ValueError):
             now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
