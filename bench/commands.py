@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for the files of thousands of cases
-PRIVATE = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1"}  # environment of the forks
+# The environment of the forks. They have a cache of their own, but need not look for all fonts again.
+PRIVATE = {
+    "OMP_NUM_THREADS": "1",
+    "POLARS_MAX_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib")),
+}
 SMALL = ["--factors", "4", "--epochs", "2", "--backend", "reference", "--quiet"]
 
 
