@@ -15,8 +15,9 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -87,7 +88,7 @@ class _Header(NamedTuple):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, _Header, dict[str, Any]]]:
+def _opened(path: Path) -> Iterator[tuple[BufferedReader, _Header, dict[str, Any]]]:
     """Open a model file. Yield it, at the first byte of its tensors, with its header and the model's metadata."""
     try:
         with path.open("rb") as file:
@@ -119,7 +120,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, _Header, dict[str, Any]]]:
 # So the file is read here: a length, a header in JSON, and the bytes of the tensors, one after the other.
 
 
-def _read_header(file: BinaryIO) -> _Header:
+def _read_header(file: BufferedReader) -> _Header:
     """Read the header of a safetensors file, up to the first byte of its tensors."""
     size = int.from_bytes(file.read(8), "little")
     if size > os.fstat(file.fileno()).st_size - 8:
@@ -133,7 +134,7 @@ def _read_header(file: BinaryIO) -> _Header:
     return _Header(entries, header)
 
 
-def _read_all(file: BinaryIO, header: _Header) -> dict[str, Tensor]:
+def _read_all(file: BufferedReader, header: _Header) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, which follow one another without gaps."""
     tensors, left = {}, os.fstat(file.fileno()).st_size - file.tell()
     place = 0
