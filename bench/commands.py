@@ -138,8 +138,8 @@ def get_ready() -> None:
     def picture(records: Any, path: Path, *options: Any) -> None:
         path.write_bytes(b"curves")
 
-    drm_triton.plots.learning_curves = picture
-    typer.main.get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]
+    drm_triton.plots.learning_curves = picture  # type: ignore[assignment]
+    typer.main.get_command = cache(typer.main.get_command)
     typer.main.get_command(drm_triton.cli.app)
 
 

@@ -105,7 +105,7 @@ def disturb(base: Path, names: list[str], modes: list[str], every: int, save: bo
         writes = checked(in_child(lambda: disturbed(COMMANDS[name].arguments(base, out), out)), name)["writes"]  # noqa: B023
         for mode in modes:
             numbers = [n for n in range(1, len(writes) + 1, every) if writes[n - 1] or mode != "delayed"]
-            row = {"command": name, "mode": mode, "changes": len(numbers), "faults": 0, "lost": 0}
+            row: dict[str, Any] = {"command": name, "mode": mode, "changes": len(numbers), "faults": 0, "lost": 0}
             if log is not None:
                 row = log.row(row, same=("changes",))
             for n in numbers[row["faults"] :]:

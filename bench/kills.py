@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def kill_at_random(base: Path, kills: int, log: commands.Log | None) -> int:
     lost = 0
     for place, name in enumerate(COMMANDS):
         share = kills // len(COMMANDS) + (place < kills % len(COMMANDS))
-        row = {"command": name, "kills": 0, "running": 0, "lost": 0}
+        row: dict[str, Any] = {"command": name, "kills": 0, "running": 0, "lost": 0}
         if log is not None:
             row = log.row(row)
         if row["kills"] >= share:
@@ -110,6 +111,12 @@ def die_after(saves: int, seconds: float) -> None:
         end()
 
 
+def mortal(arguments: list[str], saves: int, seconds: float) -> dict[str, Any]:
+    """Run a command in a process that is to die."""
+    die_after(saves, seconds)
+    return command_line(arguments)
+
+
 def resume_often(base: Path, resumes: int, log: commands.Log | None) -> int:
     """Kill and resume one training. Return 1 if its result differs from that of a training without a stop."""
     epochs = (MOST_SAVES + 3) * resumes
@@ -121,8 +128,7 @@ def resume_often(base: Path, resumes: int, log: commands.Log | None) -> int:
     rng, done, status = random.Random(resumes), 0, -signal.SIGKILL
     while done < resumes and status == -signal.SIGKILL:
         arguments = again if (run / "config.toml").exists() else [*train, "--run", str(run)]
-        saves, seconds = rng.randint(0, MOST_SAVES), rng.random() * 0.02
-        status, _ = in_child(lambda: (die_after(saves, seconds), command_line(arguments))[1])  # noqa: B023
+        status, _ = in_child(partial(mortal, arguments, rng.randint(0, MOST_SAVES), rng.random() * 0.02))
         done += status == -signal.SIGKILL
     checked(in_child(lambda: command_line(again)), "last resume")
     equal = done == resumes and checked(in_child(lambda: commands.run_content(run)), "resumed") == expected

@@ -198,7 +198,7 @@ class Supervisor:
         self._cells = self._context.RawArray(ctypes.c_double, (workers + 1) * CELLS)
         self._metrics = Metrics(as_cells(self._cells), workers)
         self._agreed = self._context.RawArray(ctypes.c_int64, workers + 2)
-        self._rounds, self._requested = Rounds(np.frombuffer(self._agreed, dtype=np.int64)), 0
+        self._rounds, self._requested = as_rounds(self._agreed), 0
         self._workers: list[SpawnProcess | None] = [None] * workers
         for variable in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):  # workers divide the cores among them
             os.environ.setdefault(variable, str(max(1, (os.cpu_count() or 1) // workers)))
@@ -271,7 +271,7 @@ def work(settings: Settings, listener: socket.socket, cells: Any, agreed: Any, r
     log_to_stderr()
     metrics = Metrics(as_cells(cells), row)
     metrics.forget_connections()
-    member = Member(Rounds(np.frombuffer(agreed, dtype=np.int64)), row)
+    member = Member(as_rounds(agreed), row)
     try:
         server = make_server(settings, load_in_memory(settings.run), metrics, member)
     except DrmError as error:
@@ -290,3 +290,8 @@ def work(settings: Settings, listener: socket.socket, cells: Any, agreed: Any, r
 def as_cells(shared: Any) -> NDArray[np.float64]:
     """Return a shared array as the cells of `Metrics`."""
     return np.frombuffer(shared, dtype=np.float64).reshape(-1, CELLS)
+
+
+def as_rounds(shared: Any) -> Rounds:
+    """Return what a shared array of integers says about the rounds."""
+    return Rounds(np.frombuffer(shared, dtype=np.int64))

@@ -146,7 +146,7 @@ def _read_all(file: BufferedReader, header: _Header) -> dict[str, Tensor]:
         if about.get("data_offsets") != [place, place + size] or place + size > left:
             raise ValueError(f"{name} is not where its header says")
         tensors[name] = torch.empty(shape, dtype=dtype)
-        if size and file.readinto(tensors[name].view(-1).view(torch.uint8).numpy()) != size:
+        if size and file.readinto(tensors[name].view(-1).view(torch.uint8).numpy().data) != size:
             raise ValueError("it is cut off")
         place += size
     if place != left:
