@@ -6,9 +6,12 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 # Where `make test-wheel` installs the wheel.
 OUTSIDE ?= /tmp/drm-triton-wheel
+# Where `make test-lowest` installs the lowest versions, and the tests that it runs.
+LOWEST ?= /tmp/drm-triton-lowest
+LOWEST_TESTS ?= tests drm_triton
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-.PHONY: demo test test-bounds test-gpu-static test-wheel coverage lint docs setup clean
+.PHONY: demo test test-bounds test-gpu-static test-lowest test-wheel coverage lint docs release-check setup clean
 
 demo: setup
 	rm -rf runs/demo runs/demo-final
@@ -34,7 +37,8 @@ test-gpu-static: setup
 # The tests of the CPU kernels, compiled so that an index outside its array is an error. They take minutes to compile.
 # What the intrinsics read and write through pointers is not checked.
 test-bounds: setup
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/kernels/cpu tests/models
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/kernels tests/models \
+		--ignore tests/kernels/gpu
 
 # Measures which lines the tests run; the details are in htmlcov/index.html.
 coverage: setup
@@ -49,6 +53,22 @@ test-wheel: setup
 	cp -R tests $(OUTSIDE)
 	cd $(OUTSIDE) && venv/bin/python -m pytest -c $(CURDIR)/pyproject.toml --rootdir . \
 		-n $(WORKERS) --dist worksteal tests --pyargs drm_triton
+
+# Runs the tests with each dependency at its lower bound in pyproject.toml; only torch is the newest that is allowed.
+# Test packages that ask for newer versions are left out, and their tests skipped. Needs Python 3.11 or 3.12, for which
+# these versions have wheels.
+test-lowest:
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) bench/dependencies.py lowest > $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/requirements.txt --editable .
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(LOWEST_TESTS)
+
+# What a release needs: all tests, the wheel, the documentation, the licences of the dependencies and a bill of materials.
+release-check: test test-wheel docs
+	mkdir -p dist
+	$(BIN)/python -m bench.dependencies licences > dist/licences.md
+	$(BIN)/python -m bench.dependencies sbom > dist/sbom.json
 
 lint: setup
 	$(LINT)

@@ -1,135 +1,82 @@
-"""Fuzzing of what the program reads back: data sets, model files, and the text files of a run.
+"""Fuzzing of what the program reads: raw tables, data sets, model files, configurations, files of a run, HTTP requests.
 
-A case changes one file at random: bits, cut ends, blocks of zeros, repeated or inserted pieces, and in text also values
-of extreme or wrong kinds. The file must then be refused with an `InputError` (or `DrmError`), or be read as what it was
-before. Everything else is a finding: another exception, a crash, or damaged data that is accepted.
+A case changes one input at random: bits, cut ends, blocks of zeros, repeated or inserted pieces, and in text also
+values of extreme or wrong kinds. The input must then be refused with an `InputError` (or `DrmError`; for HTTP a status
+from 400 to 499), or be read as what it was before. Everything else is a finding: another exception, a crash, a hang (20
+s of processor time), 4 GB of memory, or damaged data that is accepted. Text carries no checksum, so a changed text may
+be accepted as what it says now: a data set made of it must then be sound, and a response must be complete.
 
-    python -m bench.fuzz --cases 100000             # of each kind
-    python -m bench.fuzz --kind store --seed 7
+    python -m bench.fuzz --save                      # all cases, and bench/results/fuzz.jsonl and fuzz.md
+    python -m bench.fuzz --kind store --cases 20000 --seed 7
 
-The inputs in `tests/bench/corpus` were findings once, or are of a kind that would be; all of them must be refused.
+A batch of cases is one process, forked from one that has imported everything. Batches that bench/results/fuzz.jsonl has
+without a finding are not run again, so that a run can be stopped and continued. The inputs in `tests/bench/corpus` were
+findings once, or are of a kind that would be; all of them must be refused.
 """
 
 import argparse
+import faulthandler
+import json
+import os
 import random
-import subprocess
+import resource
+import signal
 import sys
 import tempfile
-import time
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
-import numpy as np
-import polars as pl
-import torch
-
-from drm_triton import DRM, Dataset
-from drm_triton.config import TrainConfig
+from drm_triton.bench import fuzz_http
+from drm_triton.bench.commands import MEMORY_DISK
+from drm_triton.bench.fuzz_files import config_kind, model_kind, run_kind, shards_kind, store_kind, table_kind
+from drm_triton.bench.record import RESULTS, environment
 from drm_triton.errors import DrmError
-from drm_triton.training import checkpoint
-from drm_triton.training.run import read_environment, read_metrics
 
 CORPUS = Path(__file__).resolve().parents[1] / "tests" / "bench" / "corpus"
-BATCH = 2000  # cases in one process, so that a crash is found and does not end the rest
+MEMORY = 4 << 30  # bytes that the cases of a batch may take
+SECONDS = 20  # of processor time for one case
 WORDS = [
     b"-1", b"0", b"1e400", b"NaN", b"Infinity", b"null", b"true", b'""', b"[]", b"{}", b"99999999999999999999",
     b"9223372036854775807", b"-9223372036854775808", b"1.5", b'"x"', b"\xff\xfe", b"\x00", "٣".encode(), b"[" * 3000,
 ]  # fmt: skip
 
 
-class Kind:
-    """Files of one kind, in a folder, and how they are read.
+class Kind(Protocol):
+    """Inputs of one kind, and how they are read.
 
     Attributes
     ----------
-    files : the files that are changed
-    read : reads them and returns what they hold, in a form that can be compared
-    exact : whether what is accepted must be equal to the original; text files are free to say something else
+    inputs : the inputs that are changed, by name
     """
 
-    def __init__(self, files: list[Path], read: Callable[[], Any], exact: bool) -> None:
-        self.files, self.read, self.exact = files, read, exact
-        self.original = {file: file.read_bytes() for file in files}
-        self.expected = read()
+    inputs: dict[str, bytes]
+
+    def read(self, name: str, content: bytes) -> str | None:
+        """Read a changed input. Return what is wrong with what was accepted, None if nothing is.
+
+        An input that is refused raises DrmError.
+        """
 
 
-def store_kind(folder: Path) -> Kind:
-    """Make a data set with text ids, titles and weights."""
-    rng = np.random.default_rng(1)
-    rows = [(f"user {u}", i, float(w)) for u in range(12) for i, w in enumerate(rng.integers(0, 4, 15)) if w]
-    frame = pl.DataFrame(rows, schema=["user", "item", "plays"], orient="row")
-    data = Dataset.from_frame(frame, weight="plays")
-    Dataset(
-        data.train,
-        data.valid,
-        data.test,
-        data.users,
-        data.items.with_columns(title=pl.format("title of {}", pl.col("id"))),
-        data.meta,
-    ).save(folder / "data")
-
-    def read() -> Any:
-        found = Dataset.load(folder / "data")
-        matrices = [getattr(found, name) for name in ("train", "valid", "test")]
-        arrays = [[part.indptr.tolist(), part.indices.tolist(), part.weights.tolist()] for part in matrices]
-        return arrays, found.user_ids.to_list(), found.items.to_dict(as_series=False)
-
-    return Kind(sorted((folder / "data").iterdir()), read, exact=True)
-
-
-def model_kind(folder: Path) -> Kind:
-    """Make a saved model."""
-    data = Dataset.from_csr(([0, 2, 3, 5], [1, 0, 1, 0, 2]), n_items=4)
-    DRM(factors=4, epochs=1, backend="reference").fit(data).save(folder / "model")
-
-    def read() -> Any:
-        model = DRM.load(folder / "model")
-        return model.config.to_dict(), {name: tensor.tolist() for name, tensor in model.tensors.items()}
-
-    return Kind([folder / "model" / checkpoint.FILE], read, exact=True)
-
-
-def shards_kind(folder: Path) -> Kind:
-    """Make a saved model whose factors are in two shards."""
-    kind, place = model_kind(folder), folder / "model"
-    tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
-    metadata = {name: metadata[name] for name in ("model", "config")}
-    totals = {name: len(tensor) for name, tensor in tensors.items()}
-    described = [
-        checkpoint.write_shard(
-            place,
-            "e1-p0",
-            rank,
-            2,
-            {name: tensor[2 * rank : 2 + 2 * rank] for name, tensor in tensors.items()},
-            dict.fromkeys(tensors, 2 * rank),
-            totals,
-        )
-        for rank in range(2)
-    ]
-    checkpoint.write_manifest(place / checkpoint.FILE, described, metadata)
-    return Kind([place / checkpoint.FILE, *sorted(place.glob("model-*"))], kind.read, exact=True)
-
-
-def text_kind(folder: Path) -> Kind:
-    """Make the text files of a run."""
-    data = Dataset.from_csr(([0, 2, 3, 5], [1, 0, 1, 0, 2]), n_items=4)
-    run = folder / "run"
-    DRM(factors=4, epochs=2, backend="reference", eval_every=0).fit(data, run=run)
-
-    def read() -> Any:
-        config = TrainConfig.from_toml(run / "config.toml")
-        return config.to_toml(), read_environment(run)["data"], read_metrics(run)
-
-    return Kind([run / name for name in ("config.toml", "env.json", "metrics.jsonl")], read, exact=False)
-
-
-KINDS = {"store": store_kind, "model": model_kind, "shards": shards_kind, "text": text_kind}
+# Each makes its inputs in a folder. The number is that of the cases of a run at full length: by what a case costs.
+KINDS: dict[str, tuple[Callable[[Path], Kind], int]] = {
+    "config": (config_kind, 400_000),
+    "run": (run_kind, 100_000),
+    "model": (model_kind, 200_000),
+    "shards": (shards_kind, 20_000),
+    "http": (fuzz_http.Requests, 220_000),
+    "store": (store_kind, 50_000),
+    "table": (table_kind, 30_000),
+}
+BATCHES = 10  # of each kind in a run at full length
 
 
 def changed(content: bytes, rng: random.Random) -> bytes:
-    """Return a file with one to four random changes."""
+    """Return an input with one to four random changes."""
     data = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         at = rng.randrange(len(data) + 1)
@@ -154,11 +101,16 @@ def changed(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def finding(kind: Kind, file: Path, content: bytes) -> str | None:
-    """Read a changed file. Return what is wrong with the outcome, None if nothing is."""
-    file.write_bytes(content)
+class TooLong(BaseException):
+    """A case has taken too much time. Not an Exception, so that no handler of the program takes it for its own."""
+
+
+def finding(kind: Kind, name: str, content: bytes) -> str | None:
+    """Read a changed input. Return what is wrong with the outcome, None if nothing is."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
-        found = kind.read()
+        return kind.read(name, content)
     except DrmError:
         return None
     except BaseException as error:
@@ -166,84 +118,139 @@ def finding(kind: Kind, file: Path, content: bytes) -> str | None:
             raise
         return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
-        file.write_bytes(kind.original[file])
-    if kind.exact and found != kind.expected:
-        return "damaged data was accepted"
-    return None
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def fuzz(name: str, cases: int, seed: int, keep: Path | None = None) -> list[str]:
-    """Read random changes of the files of a kind. Return the findings; `keep` is a folder for what led to them."""
+    """Read random changes of the inputs of a kind. Return the findings; `keep` is a folder for what led to them."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TooLong(f"more than {SECONDS} s")
+
     findings, rng = [], random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        kind = KINDS[name](Path(folder))
+    before = signal.signal(signal.SIGVTALRM, end) if hasattr(signal, "SIGVTALRM") else None
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY_DISK))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        kind = KINDS[name][0](Path(folder))
+        names = sorted(kind.inputs)
+        last = None if keep is None else stack.enter_context((keep / f"{name}--last--{seed}").open("wb", buffering=0))
         for number in range(cases):
-            file = rng.choice(kind.files)
-            content = changed(kind.original[file], rng)
-            if content == kind.original[file]:
+            which = rng.choice(names)
+            content = changed(kind.inputs[which], rng)
+            if content == kind.inputs[which]:
                 continue
-            if keep is not None:  # before it is read, which may be the end of the process
-                (keep / f"{name}--{file.name}--{seed}").write_bytes(content)
-            problem = finding(kind, file, content)
+            if last is not None:  # before it is read, which may be the end of the process
+                last.seek(0)
+                last.truncate()
+                last.write(which.encode() + b"\n" + content)
+            problem = finding(kind, which, content)
             if problem:
-                findings.append(f"{name}, {file.name}, seed {seed}, case {number}: {problem}")
+                findings.append(f"{name}, {which}, seed {seed}, case {number}: {problem}")
                 if keep is not None:
-                    (keep / f"{name}--{file.name}--{seed}-{number}").write_bytes(content)
-        if keep is not None:
-            for file in kind.files:
-                (keep / f"{name}--{file.name}--{seed}").unlink(missing_ok=True)
+                    (keep / f"{name}--{which}--{seed}-{number}").write_bytes(content)
+    if before is not None:
+        signal.signal(signal.SIGVTALRM, before)
     return findings
 
 
 def refused(name: str, inputs: list[Path]) -> dict[str, str | None]:
     """Read kept inputs; return the error that refused each, None if one was accepted."""
     outcomes: dict[str, str | None] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        kind = KINDS[name](Path(folder))
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kind = KINDS[name][0](Path(folder))
         for path in inputs:
-            file = next(file for file in kind.files if file.name == path.name.split("--")[1])
-            file.write_bytes(path.read_bytes())
             try:
-                kind.read()
+                kind.read(path.name.split("--")[1], path.read_bytes())
                 outcomes[path.name] = None
             except DrmError as error:
                 outcomes[path.name] = str(error)
-            finally:
-                file.write_bytes(kind.original[file])
     return outcomes
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def batch(name: str, cases: int, seed: int, keep: Path) -> tuple[list[str], float]:
+    """Run cases in a fork, so that a crash is found and does not end the rest. Return findings and CPU seconds."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Polars prints each panic
+        faulthandler.disable()
+        with suppress(OSError, ValueError):
+            now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+        try:
+            found = fuzz(name, cases, seed, keep)
+        except BaseException as error:
+            found = [f"{name}, seed {seed}: the batch ended with {type(error).__name__}: {error}"]
+        with os.fdopen(write, "w") as pipe:
+            json.dump(found, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status, usage = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    findings = json.loads(text) if text else [f"{name}, seed {seed}: the process died ({code}); see {keep}"]
+    return findings, usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
     """Fuzz in batches, each in a process of its own, and exit with 1 if there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", action="append", choices=KINDS, help="all by default")
-    parser.add_argument("--cases", type=int, default=20_000, help="cases of each kind")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, help="cases of each kind, in one batch; by default a run at full length")
+    parser.add_argument("--seed", type=int, default=0, help="of the first batch")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="folder for inputs of findings")
-    parser.add_argument("--batch", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--save", action="store_true", help="record the batches, and skip those that are recorded")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     args.keep.mkdir(parents=True, exist_ok=True)
-    if args.batch:
-        findings = fuzz(args.kind[0], args.cases, args.seed, args.keep)
-        print("\n".join(findings))
-        sys.exit(len(findings) > 0)
+    log, rows = RESULTS / "fuzz.jsonl", {}
+    if args.save and log.exists():
+        for line in log.read_text("utf-8").splitlines():
+            row = json.loads(line)
+            rows[row["kind"], row["seed"]] = row
     failed = False
-    for name in args.kind or KINDS:
-        began, done = time.perf_counter(), 0
-        while done < args.cases:
-            cases = min(BATCH, args.cases - done)
-            command = ["--kind", name, "--cases", cases, "--seed", args.seed + done, "--keep", args.keep, "--batch"]
-            child = subprocess.run(
-                [sys.executable, "-m", "bench.fuzz", *map(str, command)], capture_output=True, text=True
-            )
-            if child.returncode:
-                failed = True
-                print(child.stdout.strip() or f"{name}, seed {args.seed + done}: the process died ({child.returncode})")
-                print(child.stderr[-2000:])
-            done += cases
-        print(f"{name}: {done:,} cases, {time.perf_counter() - began:.0f} s", flush=True)
+    full = [(seed, name) for seed in range(args.seed, args.seed + BATCHES) for name in args.kind or KINDS]
+    for seed, name in full if args.cases is None else full[: len(args.kind or KINDS)]:
+        cases = args.cases or KINDS[name][1] // BATCHES
+        if (name, seed) in rows and rows[name, seed]["cases"] == cases and not rows[name, seed]["findings"]:
+            continue
+        findings, seconds = batch(name, cases, seed, args.keep)
+        failed = failed or bool(findings)
+        print("\n".join([*findings, f"{name}, seed {seed}: {cases:,} cases, {seconds:.0f} s"]), flush=True)
+        if args.save:
+            about = {key: environment()[key] for key in ("date", "commit", "processor")}
+            numbers = {"cases": cases, "findings": len(findings), "cpu_seconds": round(seconds, 1)}
+            rows[name, seed] = {"kind": name, "seed": seed, **numbers, **about}
+            RESULTS.mkdir(exist_ok=True)
+            log.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), "utf-8")
+            (RESULTS / "fuzz.md").write_text(table(list(rows.values())), "utf-8")
     sys.exit(failed)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the cases and findings of each kind as a table in Markdown."""
+    lines = [
+        "# Fuzzing",
+        "",
+        "`python -m bench.fuzz --save`; the batches, with dates and commits, are in fuzz.jsonl.",
+        "",
+    ]
+    lines += ["| kind | cases | findings | CPU seconds | CPU ms of a case |", "|---|---|---|---|---|"]
+    sums = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS} | {"all": rows}
+    for kind, found in sums.items():
+        cases, findings, seconds = (sum(row[key] for row in found) for key in ("cases", "findings", "cpu_seconds"))
+        if cases:
+            lines.append(f"| {kind} | {cases:,} | {findings} | {seconds:,.0f} | {1000 * seconds / cases:.2f} |")
+    last = max(rows, key=lambda row: row["date"])
+    return "\n".join([*lines, "", f"{last['processor']}, {last['date'][:10]}, commit {last['commit']}.", ""])
 
 
 if __name__ == "__main__":

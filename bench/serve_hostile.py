@@ -19,18 +19,25 @@ HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
 
 @contextmanager
-def service(path: Path, *options: str, descriptors: int | None = None) -> Iterator[int]:
-    """Run `drm-triton serve` and give its port."""
+def running(path: Path, *options: str, descriptors: int | None = None) -> Iterator[tuple[int, int]]:
+    """Run `drm-triton serve` and give its port and the id of its process."""
     command = [sys.executable, "-m", "drm_triton", "serve", str(path), "--port", "0", *options]
     if descriptors is not None:
         command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline().split("http://127.0.0.1:")[1].split()[0])
+        yield int(process.stdout.readline().split("http://127.0.0.1:")[1].split()[0]), process.pid
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+@contextmanager
+def service(path: Path, *options: str, descriptors: int | None = None) -> Iterator[int]:
+    """Run `drm-triton serve` and give its port."""
+    with running(path, *options, descriptors=descriptors) as (port, _):
+        yield port
 
 
 def ask(port: int, request: bytes) -> tuple[int, float]:

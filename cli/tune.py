@@ -60,7 +60,8 @@ def tune(
     part. Trial 0 uses the defaults. Options given here or in --config are
     fixed, and the rest of the search space is searched. Every finished trial is
     stored in the study directory. Run the same command again to continue.
-    best.toml holds the configuration of the best trial.
+    best.toml holds the configuration of the best trial. Ctrl-C loses the
+    current trial only, and exits with 130.
 
     Examples:
 
@@ -116,8 +117,7 @@ def tune(
         result = {"study": str(found.path), "metric": found.base.monitor, "trials": len(found.records)}
         result |= {"failed": len(found.records) - len(found.ranked), "finished": not left, "interrupted": interrupted}
         print(json.dumps({**result, "best": found.best, "train": shlex.join(train) if found.best else None}))
-        return
-    if found.best is not None:
+    elif found.best is not None:
         _print_best(found)
         print(f"\nTrain it on train and valid with:\n  {shlex.join(train)}")
     if left:
@@ -125,6 +125,8 @@ def tune(
         reporter.line(f"{len(found.records)} of {trials} trials are finished; continue with: {again}")
     elif len(found.records) < trials:
         reporter.line(f"the search space has only these {len(found.records)} trials")
+    if interrupted:
+        raise typer.Exit(130)
 
 
 def _print_best(study: "Study", count: int = 5) -> None:

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -100,10 +100,9 @@ def write_file(path: str | Path, write: Callable[[Path], object], parents: bool 
                 f"no space left to write {path}; what was saved before is intact; "
                 "free some space, then resume or start again"
             ) from error
-        if isinstance(error, OSError):
-            raise DrmError(
-                f"cannot write {path}: {error.strerror or error}; what was saved before is intact"
-            ) from error
+        if _is_of_disk(error):
+            reason = getattr(error, "strerror", None) or error
+            raise DrmError(f"cannot write {path}: {reason}; what was saved before is intact") from error
         raise
     finally:
         with suppress(OSError):  # the path may not even lead through directories
@@ -230,7 +229,7 @@ def directory(
         raise
     except Exception as error:
         full = _is_full(error)
-        if not full and not isinstance(error, OSError):
+        if not _is_of_disk(error):
             raise
         reason = str(error).strip().split("\n", 1)[0]
         advice = "free some space" if full else "check the directory's permissions"
@@ -388,13 +387,22 @@ def _check_regular(target: Path, path: str | Path, advice: str = "give another f
 
 
 def _is_full(error: Exception) -> bool:
-    """Return whether a write failed for lack of space.
+    """Return whether a write failed for lack of space."""
+    return _has_code(error, _NO_SPACE)
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Return whether the system refused to write."""
+    return isinstance(error, OSError) or _has_code(error, (*_NO_SPACE, errno.EIO, errno.EROFS))
+
+
+def _has_code(error: Exception, codes: Collection[int]) -> bool:
+    """Return whether an error is one of the system with one of these numbers.
 
     Polars and safetensors raise their own error classes, which contain the system's message but not its number.
     """
-    if isinstance(error, OSError) and error.errno in _NO_SPACE:
-        return True
-    return any(os.strerror(code) in str(error) for code in _NO_SPACE)
+    known = isinstance(error, OSError) and error.errno in codes
+    return known or any(os.strerror(code) in str(error) for code in codes)
 
 
 def flush(path: Path) -> None:

@@ -33,6 +33,12 @@ def test_only_torch_triton_and_numba_have_upper_bounds(repository: Path) -> None
     assert len(requirements) == 12
 
 
+def test_the_lengths_of_the_long_runs_are_those_of_their_results(repository: Path) -> None:
+    from drm_triton.bench.tally import tally
+
+    assert tally() in (repository / "docs" / "promises.md").read_text("utf-8")
+
+
 def test_ranking_makes_no_matrix_of_users_and_items() -> None:
     """The scores of 4096 users and 300,000 items would be 4.9 GB."""
     code = """

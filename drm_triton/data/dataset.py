@@ -235,11 +235,16 @@ class Dataset:
             raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
 
     @classmethod
-    def load(cls, path: str | Path) -> Dataset:
-        """Open a stored data set. Arrays are memory-mapped.
+    def load(cls, path: str | Path, mapped: bool = True) -> Dataset:
+        """Open a stored data set.
 
         The first time, everything is read and verified (see `verify`). After that it takes no time even if the arrays
         are large: while size, times and inode of the files stay the same, they are not read again.
+
+        Parameters
+        ----------
+        path : directory of the data set
+        mapped : map the arrays into memory. Otherwise all is read now, and files that change later change nothing
         """
         path = Path(path)
         meta = store.read_meta(path)
@@ -247,14 +252,17 @@ class Dataset:
         shape = n_users, n_items
         current = verify.stamp(path)
         train, valid, test = (
-            store.open_matrix(path, name, shape, meta[name], weighted="weights" in meta) for name in SPLIT_PARTS
+            store.open_matrix(path, name, shape, meta[name], "weights" in meta, mapped) for name in SPLIT_PARTS
         )
         known = meta.get("dropped")
-        dropped = None if known is None else store.open_matrix(path, "dropped", shape, known["pairs"])
-        for name, rows in (("users", n_users), ("items", n_items)):
-            if (found := store.table_length(path, name)) != rows:
-                raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
+        dropped = None if known is None else store.open_matrix(path, "dropped", shape, known["pairs"], mapped=mapped)
         data = cls(train, valid, test, meta=meta, path=path, dropped=dropped)
+        if not mapped:
+            data._users, data._items = store.read_table(path, "users"), store.read_table(path, "items")
+        for name, rows in (("users", n_users), ("items", n_items)):
+            found = store.table_length(path, name) if mapped else len(getattr(data, name))
+            if found != rows:
+                raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
         if not verify.is_known(path, current):
             data.verify()
             verify.remember(path, current)

@@ -13,6 +13,7 @@ A data set is written atomically (see `drm_triton.atomic`), so a directory of th
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -92,18 +93,22 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def open_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int, weighted: bool = False) -> CSR:
-    """Memory-map the arrays of a matrix, and check their types and lengths."""
+def open_matrix(
+    path: Path, name: str, shape: tuple[int, int], nnz: int, weighted: bool = False, mapped: bool = True
+) -> CSR:
+    """Memory-map the arrays of a matrix, or read them, and check their types and lengths."""
     lengths = {"indptr": shape[0] + 1, "indices": nnz} | ({"weights": nnz} if weighted else {})
-    arrays = {field: open_array(path, f"{name}.{field}", ARRAYS[field], length) for field, length in lengths.items()}
+    arrays = {
+        field: open_array(path, f"{name}.{field}", ARRAYS[field], length, mapped) for field, length in lengths.items()
+    }
     return CSR(shape=shape, **arrays)
 
 
-def open_array(path: Path, name: str, dtype: str, length: int) -> NDArray[Any]:
-    """Memory-map one array, and check its type and length."""
+def open_array(path: Path, name: str, dtype: str, length: int, mapped: bool = True) -> NDArray[Any]:
+    """Memory-map one array, or read it, and check its type and length."""
     file = path / f"{name}.npy"
     try:
-        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
     except Exception as error:  # NumPy parses the header as Python, and raises what that does
         raise InputError(f"{file} is missing or damaged ({error}): prepare the data set again") from error
     if array.dtype != np.dtype(dtype) or array.shape != (length,):
@@ -130,7 +135,8 @@ def read_table(path: Path, name: str, rows: range | None = None) -> pl.DataFrame
     """Read an id table, or consecutive rows of it."""
     with _open_table(path, name) as handle:
         if rows is None:
-            return pl.read_parquet(handle)
+            # Polars would map the file; it may be truncated meanwhile.
+            return pl.read_parquet(io.BytesIO(handle.read()))
         return pl.scan_parquet(handle).slice(rows.start, len(rows)).collect()
 
 

@@ -82,13 +82,13 @@ def model_class(name: str) -> "type[Recommender[Any]]":
     return found
 
 
-def load(path: str | Path) -> "Recommender[Any]":
-    """Load a saved model of any kind, or the best checkpoint of a run."""
+def load(path: str | Path, mapped: bool = True) -> "Recommender[Any]":
+    """Load a saved model of any kind, or the best checkpoint of a run. See `Dataset.load` for `mapped`."""
     from drm_triton.training import checkpoint
     from drm_triton.training.run import checkpoint_directory
 
     metadata = checkpoint.read_metadata(checkpoint_directory(path) / checkpoint.FILE)
-    return model_class(metadata.get("model", "drm")).load(path)
+    return model_class(metadata.get("model", "drm")).load(path, mapped)
 
 
 def __getattr__(name: str) -> Any:

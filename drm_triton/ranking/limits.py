@@ -14,6 +14,8 @@ from drm_triton.data.conditions import column, columns_of
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 
+MOST_DIGITS = 18  # of a limit in text
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -125,7 +127,8 @@ def parse_limits(at_most: Sequence[str]) -> dict[str, int]:
     limits = {}
     for limit in at_most:
         name, _, number = limit.rpartition("=")
-        if not name.strip() or not (number.strip().isascii() and number.strip().isdigit()):
+        number = number.strip()
+        if not name.strip() or not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
             raise InputError(f"`at_most`: {limit!r} is not an attribute and a number; write for example genre=2")
         if name.strip() in limits:
             raise InputError(f"`at_most` has two numbers for {name.strip()}; give one of them")

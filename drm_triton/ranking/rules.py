@@ -28,6 +28,7 @@ from drm_triton.data.conditions import Condition, conditions
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels.devices import to_device
+from drm_triton.names import MAX_INT32
 from drm_triton.ranking.known_first import Index
 from drm_triton.ranking.limits import Limits
 
@@ -72,8 +73,11 @@ class Rules:
         if at_most is not None and not isinstance(at_most, Mapping):
             raise InputError(f'`at_most` must map attributes to numbers, as {{"genre": 2}}, got {at_most!r}')
         for name, number in (at_most or {}).items():
-            if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 1:
-                raise InputError(f"`at_most`: the number for {name} must be an integer of at least 1, got {number!r}")
+            is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not is_integer or not 1 <= number <= MAX_INT32:
+                raise InputError(
+                    f"`at_most`: the number for {name} must be an integer from 1 to {MAX_INT32}, got {number!r}"
+                )
         is_number = isinstance(diversity, int | float | np.number) and not isinstance(diversity, bool)
         if not is_number or not 0 <= diversity < 1:
             raise InputError(f"`diversity` must be a number from 0 to below 1, got {diversity!r}")

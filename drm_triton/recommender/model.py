@@ -218,11 +218,17 @@ class Model(ABC, Generic[C]):
             checkpoint.write_tensors(folder / checkpoint.FILE, self.tensors, metadata)
 
     @classmethod
-    def load(cls: type[R], path: str | Path) -> R:
-        """Load a saved model, or the best checkpoint of a run."""
+    def load(cls: type[R], path: str | Path, mapped: bool = True) -> R:
+        """Load a saved model, or the best checkpoint of a run.
+
+        Parameters
+        ----------
+        path : directory of the model or the run
+        mapped : map its interactions into memory; see `Dataset.load`
+        """
         place = checkpoint_directory(path)
         tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
-        return cls.restored(place, tensors, metadata, Dataset.load(place / "data"))
+        return cls.restored(place, tensors, metadata, Dataset.load(place / "data", mapped))
 
     @classmethod
     def restored(cls: type[R], place: Path, tensors: Tensors, metadata: dict[str, Any], data: Dataset) -> R:

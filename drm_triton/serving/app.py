@@ -25,6 +25,7 @@ from drm_triton.serving.errors import add_error_handlers, described, error_respo
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.middleware import BodyLimit, Gate, HeadAsGet, LogLevel, Observed
 from drm_triton.serving.pages import page
+from drm_triton.serving.rounds import Member
 from drm_triton.serving.service import Service
 
 MAX_BODY = 1 << 20  # bytes of a request body
@@ -41,6 +42,7 @@ def create_app(
     log: LogLevel = "none",
     load: Callable[[], Recommender[Any]] | None = None,
     metrics: Metrics | None = None,
+    member: Member | None = None,
 ) -> FastAPI:
     """Create the ASGI application that serves a fitted model.
 
@@ -55,13 +57,14 @@ def create_app(
     log : requests that are logged, to the logger `drm_triton.serving`
     load : loads a new model for `POST /reload`, which exists only with a token
     metrics : counts to add to; its own by default
+    member : the part of this process in the reloads of several workers; None if it is alone
 
     Returns
     -------
     FastAPI application for any ASGI server; the kernels are already compiled. `app.state.service` is its `Service`
     """
     metrics = metrics or Metrics()
-    service = Service(model, name, metrics, load)
+    service = Service(model, name, metrics, load, member)
     app = FastAPI(
         title="drm-triton",
         version=__version__,

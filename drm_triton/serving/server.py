@@ -33,6 +33,7 @@ from drm_triton.serving.connections import Limits
 from drm_triton.serving.loading import load_in_memory
 from drm_triton.serving.metrics import CELLS, Metrics
 from drm_triton.serving.middleware import LogLevel
+from drm_triton.serving.rounds import Member, Rounds
 from drm_triton.serving.service import Service
 
 BACKLOG = 1024  # connections that the system holds until they are accepted
@@ -98,7 +99,7 @@ class Server(uvicorn.Server):
             self.stop_at = time.monotonic() + self.drain_seconds
 
 
-def make_server(settings: Settings, model: Recommender[Any], metrics: Metrics) -> Server:
+def make_server(settings: Settings, model: Recommender[Any], metrics: Metrics, member: Member | None = None) -> Server:
     """Create the server of one process."""
     app = create_app(
         model,
@@ -111,6 +112,7 @@ def make_server(settings: Settings, model: Recommender[Any], metrics: Metrics) -
         settings.log,
         partial(load_in_memory, settings.run),
         metrics,
+        member,
     )
     app.state.service.after_load = set_aside
     set_aside()
@@ -195,6 +197,8 @@ class Supervisor:
         self._context = multiprocessing.get_context("spawn")
         self._cells = self._context.RawArray(ctypes.c_double, (workers + 1) * CELLS)
         self._metrics = Metrics(as_cells(self._cells), workers)
+        self._agreed = self._context.RawArray(ctypes.c_int64, workers + 2)
+        self._rounds, self._requested = as_rounds(self._agreed), 0
         self._workers: list[SpawnProcess | None] = [None] * workers
         for variable in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):  # workers divide the cores among them
             os.environ.setdefault(variable, str(max(1, (os.cpu_count() or 1) // workers)))
@@ -219,14 +223,21 @@ class Supervisor:
                 raise DrmError("a worker of the service did not start; its message is above") from None
 
     def watch(self) -> None:
-        """Start workers that end again, until a signal says to stop."""
+        """Start workers that end again, and lead reloads, until a signal says to stop."""
         while not self.stopping:
             wait([worker.sentinel for worker in self._workers if worker is not None], timeout=0.2)
             for row, worker in enumerate(self._workers):
                 if worker is not None and not worker.is_alive() and not self.stopping:
                     log.error("worker %d ended with code %s; starting another", row, worker.exitcode)
+                    if worker.exitcode and worker.exitcode > 0:  # it could not load the model
+                        self._rounds.give_up()
                     time.sleep(RESTART_SECONDS)
                     self._start(row)
+            self._rounds.decide()
+            requested = self._metrics.total("reload_requested")
+            if requested != self._requested and not self._rounds.is_open:
+                self._requested = requested
+                self._rounds.begin()
 
     def stop(self) -> None:
         """End all workers, and wait for their last requests."""
@@ -244,7 +255,7 @@ class Supervisor:
     def _start(self, row: int) -> Pipe:
         """Start a worker; return the pipe in which it says that it is ready."""
         ready, its_end = self._context.Pipe(duplex=False)
-        arguments = (self.settings, self.listener, self._cells, row, its_end)
+        arguments = (self.settings, self.listener, self._cells, self._agreed, row, its_end)
         worker = self._context.Process(target=work, args=arguments, name=f"worker {row}")
         worker.start()
         its_end.close()
@@ -252,7 +263,7 @@ class Supervisor:
         return ready
 
 
-def work(settings: Settings, listener: socket.socket, cells: Any, row: int, ready: Pipe) -> None:
+def work(settings: Settings, listener: socket.socket, cells: Any, agreed: Any, row: int, ready: Pipe) -> None:
     """Serve in a worker."""
     if HUP is not None:
         signal.signal(HUP, signal.SIG_IGN)  # the supervisor passes it on in the shared counts
@@ -260,8 +271,9 @@ def work(settings: Settings, listener: socket.socket, cells: Any, row: int, read
     log_to_stderr()
     metrics = Metrics(as_cells(cells), row)
     metrics.forget_connections()
+    member = Member(as_rounds(agreed), row)
     try:
-        server = make_server(settings, load_in_memory(settings.run), metrics)
+        server = make_server(settings, load_in_memory(settings.run), metrics, member)
     except DrmError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -278,3 +290,8 @@ def work(settings: Settings, listener: socket.socket, cells: Any, row: int, read
 def as_cells(shared: Any) -> NDArray[np.float64]:
     """Return a shared array as the cells of `Metrics`."""
     return np.frombuffer(shared, dtype=np.float64).reshape(-1, CELLS)
+
+
+def as_rounds(shared: Any) -> Rounds:
+    """Return what a shared array of integers says about the rounds."""
+    return Rounds(np.frombuffer(shared, dtype=np.int64))

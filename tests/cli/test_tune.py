@@ -184,7 +184,7 @@ def test_killed_interrupted_and_resumed_equals_uninterrupted(
     with monkeypatch.context() as patched:
         patched.setattr(Study, "attempt", interrupted)
         code, out, errors = call(*arguments)
-    assert code == 0, errors
+    assert code == 130, errors
     assert [record["number"] for record in trials(study)] == [0, 1, 2, 3]
     assert f"4 of 6 trials are finished; continue with: drm-triton tune -d {stored}" in errors
     assert "best.toml" in out

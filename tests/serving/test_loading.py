@@ -13,6 +13,7 @@ from drm_triton.models import EASE, ItemKNN, load
 from drm_triton.recommender import Recommender
 from drm_triton.serving import loading
 from drm_triton.serving.loading import load_in_memory
+from tests.conftest import run_python
 
 
 def saved(path: Path, model: Recommender[Any], seed: int = 0) -> Path:
@@ -38,6 +39,42 @@ def test_files_that_are_overwritten_change_nothing(tmp_path: Path, kind: Any) ->
     assert all(got.equals(frame) for got, frame in zip(answers(model), want, strict=True))
 
 
+TRUNCATE = """
+import os, sys
+from pathlib import Path
+from drm_triton.data import dataset
+from drm_triton.errors import InputError
+from drm_triton.serving.loading import load_in_memory
+from tests.conftest import run_python
+from drm_triton.training.tensor_file import TensorFile
+
+place, which = Path(sys.argv[1]), sys.argv[2]
+
+def truncated_first(function):
+    def call(*arguments, **options):
+        for file in place.rglob(which):
+            os.truncate(file, 0)
+        return function(*arguments, **options)
+    return call
+
+TensorFile.read = truncated_first(TensorFile.read)  # when a model file has been opened
+dataset.CSR = truncated_first(dataset.CSR)  # when arrays have been opened
+try:
+    load_in_memory(place)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("which", ["model.safetensors", "*.npy", "*.parquet"])
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path: Path, which: str) -> None:
+    """The system ends a process that reads a mapped file beyond its end (SIGBUS)."""
+    path = saved(tmp_path / "model", EASE())
+    done = run_python("-c", TRUNCATE, path, which)
+    assert done.returncode == 0, done
+    assert which.strip("*") in done.stdout
+
+
 def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,8 +82,8 @@ def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
     new = answers(load_in_memory(saved(tmp_path / "new", DRM(factors=4, epochs=1, seed=1))))
     readings: list[Recommender[Any]] = []
 
-    def replace_after_reading(place: Path) -> Recommender[Any]:
-        model = load(place)
+    def replace_after_reading(place: Path, mapped: bool) -> Recommender[Any]:
+        model = load(place, mapped)
         if not readings:
             path.rename(tmp_path / "old")
             (tmp_path / "new").rename(path)
@@ -62,8 +99,8 @@ def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
 def test_a_model_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "model", DRM(factors=4, epochs=1))
 
-    def touch_after_reading(place: Path) -> Recommender[Any]:
-        model = load(place)
+    def touch_after_reading(place: Path, mapped: bool) -> Recommender[Any]:
+        model = load(place, mapped)
         (path / f"file {len(list(path.iterdir()))}").touch()
         return model
 

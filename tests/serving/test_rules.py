@@ -83,6 +83,8 @@ def test_cold_users_are_served_by_their_attributes(model: DRM, client: Client) -
         ({"where": ["price<=many"]}, "price"),
         ({"where": ["price<=0"]}, "no items are left"),
         ({"at_most": ["genre"]}, "is not an attribute and a number"),
+        ({"at_most": ["genre=2147483648"]}, "must be an integer from 1 to 2147483647"),
+        ({"at_most": ["genre=" + "9" * 100]}, "is not an attribute and a number"),
         ({"diversity": 1}, "diversity: Input should be less than 1"),
         ({"where": ["price>1"] * 9}, "at most 8 items"),
     ],

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import weakref
-from functools import partial
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ from drm_triton.serving.app import Direct, create_app
 from drm_triton.serving.engine import Engine, UnknownIdError
 from drm_triton.serving.metrics import Metrics
 from drm_triton.serving.middleware import is_this_host
+from drm_triton.serving.rounds import Member, Rounds
 from drm_triton.serving.server import set_aside
 from drm_triton.serving.service import Service
 
@@ -192,30 +192,77 @@ def test_reload_serves_the_new_model_and_a_failure_keeps_the_old(caplog: pytest.
     assert 'drm_triton_reloads_total{result="error"} 1' in counts
 
 
-def test_processes_follow_a_reload_of_another() -> None:
-    cells = np.zeros((3, len(Metrics()._cells[0])))
-    loads: list[int] = []
+def workers(*loads: Any) -> tuple[Rounds, list[Service]]:
+    """Return the services of workers, which load new models with these functions, and their rounds."""
+    rounds = Rounds(np.zeros(len(loads) + 2, dtype=np.int64))
+    cells = np.zeros((len(loads) + 1, len(Metrics()._cells[0])))
+    return rounds, [
+        Service(MODEL, "songs", Metrics(cells, row), load, Member(rounds, row)) for row, load in enumerate(loads)
+    ]
 
-    def load(row: int) -> Any:
-        loads.append(row)
-        if row == 1 and loads.count(1) == 1:
-            raise InputError("damaged")
-        return OTHER
 
-    services = [Service(MODEL, "songs", Metrics(cells, row), partial(load, row)) for row in (0, 1)]
+async def lead(rounds: Rounds, services: list[Service]) -> None:
+    """Lead a round as the supervisor does, while the workers look for one."""
+    rounds.begin()
+    tasks = [asyncio.create_task(service.follow()) for service in services]
+    while rounds.is_open:
+        await asyncio.sleep(0)
+        rounds.decide()
+    await asyncio.gather(*tasks)
 
-    async def run() -> None:
-        await services[0].reload_all()
-        for service in services:
-            await service.follow()  # the second fails: it keeps its model, and does not try without end
-            await service.follow()
-        assert loads == [0, 1]
-        Metrics(cells, 2).count("reload_requested")  # as a signal does
-        for service in services:
-            await service.follow()
-        assert loads == [0, 1, 0, 1]
 
-    asyncio.run(run())
+def test_all_workers_take_a_new_model_or_all_keep_the_old() -> None:
+    models: list[Any] = [InputError("damaged"), OTHER]
+
+    def load() -> Any:
+        model = models.pop(0)
+        if isinstance(model, Exception):
+            raise model
+        return model
+
+    rounds, services = workers(lambda: OTHER, load)
+    asyncio.run(lead(rounds, services))  # the second worker cannot load it
+    assert [service.engine.model for service in services] == [MODEL, MODEL]
+    assert services[0].metrics.total("reload_failed") == 2
+    asyncio.run(lead(rounds, services))
+    assert [service.engine.model for service in services] == [OTHER, OTHER]
+    assert services[0].metrics.total("reloaded") == 2
+    asyncio.run(services[0].follow())  # no new round
+    assert services[0].metrics.total("reloaded") == 2
+
+
+def test_a_request_to_reload_is_answered_when_all_workers_have_decided() -> None:
+    def damaged() -> Any:
+        raise InputError("damaged")
+
+    for load, taken in ((lambda: OTHER, True), (damaged, False)):
+        rounds, services = workers(lambda: OTHER, load)
+
+        async def run(rounds: Rounds = rounds, services: list[Service] = services) -> Any:
+            request = asyncio.create_task(services[0].reload_all())
+            await asyncio.sleep(0)
+            assert services[0].metrics.total("reload_requested") == 1
+            await lead(rounds, services)
+            return (await asyncio.gather(request, return_exceptions=True))[0]
+
+        outcome = asyncio.run(run())
+        assert (outcome is None) == taken
+        assert taken or "a worker could not load it" in str(outcome)
+
+
+def test_a_worker_that_ends_in_a_round_does_not_hold_it_up() -> None:
+    rounds = Rounds(np.zeros(4, dtype=np.int64))
+    rounds.give_up()  # no round is open
+    assert rounds.decision == 0
+    rounds.begin()
+    rounds.answer(0, 1, True)
+    Service(OTHER, "songs", Metrics(), None, Member(rounds, 1))  # started again: it has the new model
+    rounds.decide()
+    assert rounds.decision == 1
+    rounds.begin()
+    rounds.answer(0, 2, True)
+    rounds.give_up()
+    assert (rounds.decision, rounds.is_open) == (-2, False)
 
 
 def test_requests_under_way_finish_with_the_model_they_began_with() -> None:
