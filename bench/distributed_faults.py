@@ -25,7 +25,7 @@ from typing import Any
 from drm_triton.bench.faults import run_content
 
 KILLS_OF_A_TRAINING = 3
-OPTIONS = ["--factors", "8", "--epochs", "6", "--objective", "hinge+drm", "--batch-size", "256"]
+OPTIONS = ["--factors", "8", "--epochs", "6", "--objective", "hinge+drm", "--batch-size", "64"]
 OPTIONS += ["--backend", "reference"]
 SERIAL = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
 
@@ -94,7 +94,7 @@ def torchrun(data: Path, run: Path, log: Path) -> "subprocess.Popen[Any]":
 def prepare(folder: Path) -> tuple[Path, Any]:
     """Make a data set, and train on it in one process without a fault; return it and the content of the run."""
     chance = random.Random(1)
-    pairs = {(user, int(60 * chance.random() ** 2)) for user in range(120) for _ in range(20)}
+    pairs = {(user, int(60 * chance.random() ** 2)) for user in range(60) for _ in range(11)}
     (folder / "table.csv").write_text("user,item\n" + "".join(f"u{user},i{item}\n" for user, item in sorted(pairs)))
     data, run = folder / "data", folder / "whole"
     for words in (

@@ -154,6 +154,10 @@ def in_world(devices: int | None, timeout: float) -> Iterator["World | None"]:
         yield world
     except (typer.Exit, typer.Abort):
         raise
+    except KeyboardInterrupt:  # before or after the training, which handles it
+        if world.first:
+            raise
+        raise typer.Exit(128 + signal.SIGINT) from None
     except ToldError as error:
         raise typer.Exit(error.exit_code) from None
     except Exception as error:

@@ -31,8 +31,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 Job = dict[str, Any]
 
 
@@ -79,7 +77,7 @@ class Nursery:
 
 def spoil_sums(engine: Any) -> None:
     """Make Adagrad's sums overflow on this rank only, as a gradient that is too large does."""
-    engine.state.U_state[0] = torch.inf
+    engine.state.U_state[0] = float("inf")
 
 
 def run_out_of_memory(engine: Any) -> None:
@@ -223,7 +221,7 @@ def main() -> None:
 
     import drm_triton.distributed.fit
     import drm_triton.kernels.cpu
-    import drm_triton.models
+    import drm_triton.models  # noqa: F401
     from drm_triton.training.run import Run
 
     Run.draw_curves = lambda run: None  # type: ignore[method-assign]  # takes longer than most trainings of the tests
