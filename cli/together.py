@@ -111,8 +111,11 @@ def cores() -> int:
 def _settle() -> None:
     """Share the cores of this machine with its other processes, and stop when the one that started them is killed.
 
-    To be called before the CPU kernels are imported.
+    To be called before torch and the CPU kernels are imported.
     """
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # a process that ends is a warning with a stack, and our error
     own = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     os.environ.setdefault("NUMBA_NUM_THREADS", str(own))
     if sys.platform == "linux":

@@ -226,7 +226,7 @@ class World:
         try:
             operation(*arguments)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0].rpartition("] ")[2]
+            reason = str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in Gloo
             ended = "closed by peer" in reason or "reset by peer" in reason or "Broken pipe" in reason
             what = "has ended" if ended else f"does not answer, waited {self.timeout:g} s"
             next_step = (

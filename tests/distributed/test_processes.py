@@ -24,7 +24,7 @@ OPTIONS = ["--factors", "8", "--objective", "hinge+drm", "--batch-size", "64", "
 SMALL = [*OPTIONS, "--epochs", "4", "--backend", "reference"]
 STEPS = 6  # of an epoch
 PATIENCE = "30"  # seconds, for a rank that never answers; one that is slow because the machine is busy must be heard
-STAMPS = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes and stops them as Linux does")
 
@@ -43,7 +43,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(environment(**STAMPS), tmp_path_factory.mktemp("work")) as started:
+    # A rank sets this variable before it imports torch. Here, torch is imported before.
+    with Nursery(environment(**VARIABLES, TORCH_CPP_LOG_LEVEL="ERROR"), tmp_path_factory.mktemp("work")) as started:
         yield started
 
 
@@ -286,7 +287,7 @@ def test_kills_under_torchrun_change_no_bit(nursery: Nursery, data: Path, whole:
     words = [sys.executable, *torchrun_words.split(), "-m", "drm_triton", "train", "--dataset", str(data)]
     with open(tmp_path / "said", "w+") as said:
         torchrun = subprocess.Popen(
-            [*words, "--out", "run", *SMALL], stdout=said, stderr=said, cwd=tmp_path, env=environment(**STAMPS)
+            [*words, "--out", "run", *SMALL], stdout=said, stderr=said, cwd=tmp_path, env=environment(**VARIABLES)
         )
         kills = [kill_at_random(torchrun, tmp_path / "run", epochs) for epochs in ((0, 0), (1, 1), (2, 2))]
         code = torchrun.wait()
@@ -301,7 +302,7 @@ def test_devices_prints_only_our_message(data: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "drm_triton", "train", str(data), "--devices", "2", "--run", "run", *SMALL]
     with open(tmp_path / "said", "w+") as said:
         process = subprocess.Popen(
-            [*words, "--epochs", "1000"], stdout=said, stderr=said, cwd=tmp_path, env=environment(**STAMPS)
+            [*words, "--epochs", "1000"], stdout=said, stderr=said, cwd=tmp_path, env=environment(**VARIABLES)
         )
         assert kill_at_random(process, tmp_path / "run", (1, 1), rank=1)
         code = process.wait()
