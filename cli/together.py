@@ -113,9 +113,8 @@ def _settle() -> None:
 
     To be called before torch and the CPU kernels are imported.
     """
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # a process that ends is a warning with a stack, and our error
+    # A process that ends would be a warning with a stack, besides our error.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     own = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     os.environ.setdefault("NUMBA_NUM_THREADS", str(own))
     if sys.platform == "linux":

@@ -20,7 +20,7 @@ from drm_triton.data.dataset import Dataset
 from drm_triton.distributed.engine import Distributed
 from drm_triton.distributed.rows import Division
 from drm_triton.distributed.start import held_rows, initial_shard
-from drm_triton.distributed.world import World, attempt
+from drm_triton.distributed.world import LostRankError, World, attempt
 from drm_triton.errors import InputError
 from drm_triton.kernels.precision import table_type
 from drm_triton.machine import versions
@@ -63,18 +63,26 @@ class Keeper:
             for name, one in tensors.items()
         }
         tag = f"e{state.epoch}-p{state.position}"
-        shard = world.together(
-            lambda: checkpoint.write_shard(self.path / "last", tag, world.rank, world.size, tensors, first, total)
-        )
-        shards = world.gather_objects(shard)
-        also = self.path / "best" / checkpoint.FILE if best else None
+        last, also = (self.path / which / checkpoint.FILE for which in ("last", "best"))
 
         def write() -> None:
             if world.first:
                 metadata = described_state(self.config, state)
-                checkpoint.write_manifest(self.path / "last" / checkpoint.FILE, shards, metadata, also)
+                checkpoint.write_manifest(last, shards, metadata, also if best else None)
 
-        world.together(write)
+        try:
+            shard = world.together(
+                lambda: checkpoint.write_shard(last.parent, tag, world.rank, world.size, tensors, first, total)
+            )
+            shards = world.gather_objects(shard)
+            world.together(write)
+        except LostRankError:
+            raise  # nobody knows whether that rank still writes
+        except Exception:
+            if world.first:
+                for place in (last, also):
+                    checkpoint.remove_leftovers(place)
+            raise
 
 
 def fit(

@@ -147,6 +147,8 @@ def test_a_rank_that_fails_is_one_error_and_the_run_goes_on(
     assert len(errors(said)) == 1, said
     assert re.match(f"error: {message}", errors(said)[0]), said
     assert "Traceback" not in "".join(said)
+    shards = {path.name for path in (run / "last").glob("model-*")}
+    assert shards == {f"model-e1-p0-{rank}-of-2.safetensors" for rank in (0, 1)}, "only those of the last checkpoint"
     code, text = nursery.alone("train", "--resume", run, "--quiet")
     assert code == 0, text
     assert run_content(run) == whole
