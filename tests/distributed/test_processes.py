@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(1)
-    pairs = {(user, int(60 * x * x)) for user in range(60) for x in rng.random(11)}
+    pairs = {(user, int(60 * x * x)) for user in range(60) for x in rng.random(10)}
     rows = "".join(f"u{user},i{item}\n" for user, item in sorted(pairs))
     (folder / "table.csv").write_text("user,item\n" + rows)
     assert call("prepare", "table", "--raw", folder / "table.csv", "--out", folder / "x", "--quiet")[0] == 0
