@@ -24,6 +24,7 @@ from typing import Any
 
 from drm_triton.bench.faults import run_content
 
+N_RANKS = 2
 KILLS_OF_A_TRAINING = 3
 OPTIONS = ["--factors", "8", "--epochs", "6", "--objective", "hinge+drm", "--batch-size", "64"]
 OPTIONS += ["--backend", "reference"]
@@ -53,6 +54,15 @@ def epochs_of(run: Path) -> int:
         return 0
 
 
+def wait_for_epochs(launcher: "subprocess.Popen[Any]", run: Path, epochs: int) -> bool:
+    """Wait until ranks run and the run has recorded some epochs. Return whether it has, before the training ended."""
+    while launcher.poll() is None:
+        if len(children(launcher.pid)) == N_RANKS and epochs_of(run) >= epochs:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def kill_at_random(
     launcher: "subprocess.Popen[Any]", run: Path, epochs: tuple[int, int], rank: int | None = None
 ) -> dict[str, Any] | None:
@@ -68,11 +78,11 @@ def kill_at_random(
     rank : which one; a random one by default
     """
     wanted, delay = random.randint(*epochs), random.uniform(0, 1.5)
-    while launcher.poll() is None and (len(children(launcher.pid)) < 2 or epochs_of(run) < wanted):
-        time.sleep(0.01)
+    if not wait_for_epochs(launcher, run, wanted):
+        return None
     time.sleep(delay)
     ranks = children(launcher.pid)
-    chosen = rank if rank is not None else random.choice([0, 1])
+    chosen = rank if rank is not None else random.randrange(N_RANKS)
     if chosen not in ranks:
         return None
     done = epochs_of(run)
@@ -84,7 +94,7 @@ def kill_at_random(
 
 def torchrun(data: Path, run: Path, log: Path) -> "subprocess.Popen[Any]":
     """Start a training on two processes."""
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(N_RANKS)]
     again = ["--max-restarts", str(KILLS_OF_A_TRAINING)]
     words = [*launcher, *again, "-m", "drm_triton", "train", "--dataset", str(data), "--out", str(run), *OPTIONS]
     with log.open("w") as file:

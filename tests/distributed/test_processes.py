@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from drm_triton import DRM, Dataset
-from drm_triton.bench.distributed_faults import children, kill_at_random
+from drm_triton.bench.distributed_faults import epochs_of, kill_at_random, wait_for_epochs
 from drm_triton.bench.faults import run_content
 from tests.conftest import call, environment
 from tests.distributed.nursery import Nursery
@@ -300,19 +300,30 @@ def test_kills_under_torchrun_change_no_bit(nursery: Nursery, data: Path, whole:
     assert run_content(tmp_path / "run") == whole
 
 
-def test_devices_prints_only_our_message(data: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "drm_triton", "train", str(data), "--devices", "2", "--run", "run", *SMALL]
-    with open(tmp_path / "said", "w+") as said:
-        process = subprocess.Popen(
-            [*words, "--epochs", "1000"], stdout=said, stderr=said, cwd=tmp_path, env=environment(**VARIABLES)
-        )
-        assert kill_at_random(process, tmp_path / "run", (1, 1), rank=1)
-        code = process.wait()
-        *_, last = Path(said.name).read_text().splitlines()
-    assert code == 128 + signal.SIGKILL
-    assert last == (
-        "error: process 1 of 2 was killed (SIGKILL, perhaps because memory was short); the run can be resumed from its "
-        "last checkpoint with --resume"
-    )
-    assert "torch" not in Path(said.name).read_text()
-    assert not children(process.pid)
+def test_devices_prints_only_our_messages(data: Path, tmp_path: Path) -> None:
+    """Ctrl-C to the command saves; then it is resumed, and one of its processes is killed."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "drm_triton", "train", "--devices", "2"]
+    for words, stop, code, message in (
+        (
+            [str(data), "--run", str(run), *SMALL, "--epochs", "1000"],
+            lambda process: wait_for_epochs(process, run, 1) and process.send_signal(signal.SIGINT),
+            128 + signal.SIGINT,
+            f"stopped; continue with: drm-triton train --resume {run}",
+        ),
+        (
+            ["--resume", str(run)],
+            lambda process: kill_at_random(process, run, (epochs_of(run) + 1,) * 2, rank=1),
+            128 + signal.SIGKILL,
+            "error: process 1 of 2 was killed (SIGKILL, perhaps because memory was short); the run can be resumed from "
+            "its last checkpoint with --resume",
+        ),
+    ):
+        with open(tmp_path / "said", "w+") as said:
+            process = subprocess.Popen([*command, *words], stdout=said, stderr=said, env=environment(**VARIABLES))
+            stop(process)
+            found = process.wait()
+            text = Path(said.name).read_text()
+        assert found == code, text
+        assert text.splitlines()[-1] == message
+        assert not re.search("torch|Traceback|Signal", text), text
