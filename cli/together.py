@@ -62,8 +62,9 @@ def launch(devices: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // devices)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING)
     os.environ[LAUNCHER] = str(devices)
-    for name in ("torch.distributed", "torch.multiprocessing"):  # our own message says what failed
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ["torch.distributed", *logging.root.manager.loggerDict]:  # our own message says what failed
+        if name.startswith("torch."):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # some have a level of their own
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as logs:
         config = LaunchConfig(
             min_nodes=1,
