@@ -164,6 +164,7 @@ def in_world(devices: int | None, timeout: float) -> Iterator["World | None"]:
     except ToldError as error:
         raise typer.Exit(error.exit_code) from None
     except Exception as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when a process fails; this one reports why
         code = getattr(error, "exit_code", 1)
         if LAUNCHER in os.environ and isinstance(error, LostRankError) and error.ended:
             raise typer.Exit(code) from None  # it has said why, or else the launcher does
@@ -172,6 +173,7 @@ def in_world(devices: int | None, timeout: float) -> Iterator["World | None"]:
             raise
         raise typer.Exit(first_code) from None
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         world.leave()
 
 

@@ -338,7 +338,9 @@ class Interrupt:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # One of several processes is about to end, and torchrun may tell it to, because another one has.
+            ending = launched() and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if ending else handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if launched() and number == signal.SIGTERM:  # torchrun may send it again, and also when a process has failed
