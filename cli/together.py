@@ -22,8 +22,8 @@ from drm_triton.names import MAX_RANKS, LogTo
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
     from drm_triton.distributed.world import World
-    from drm_triton.model import DRM
     from drm_triton.progress import Reporter
+    from drm_triton.recommender import Recommender
 
 TIMEOUTS = 1, 86_400  # least and most seconds that processes wait for each other
 LAUNCHER = "DRM_TRITON_LAUNCHER"  # set by `launch`, which reports processes that were killed
@@ -98,7 +98,7 @@ def _exit_code(failures: dict[int, Any]) -> int:
                 "be resumed from its last checkpoint with `resume`"
             )
             return 128 - int(failure.exitcode)
-    return max(max(failure.exitcode for failure in first.values()), 1)
+    return max(1, *(int(failure.exitcode) for failure in first.values()))
 
 
 # -- one of the processes ----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def in_world(devices: int | None, timeout: float) -> Iterator["World | None"]:
 
 def train_together(
     world: "World",
-    model: "DRM",
+    model: "Recommender[Any]",
     data: "Dataset",
     place: Path,
     resume: bool,
@@ -191,7 +191,9 @@ def train_together(
     """Train in one of several processes. The parameters are those of `train`."""
     from drm_triton.cli.train import Interrupt, show_training
     from drm_triton.distributed.fit import fit
+    from drm_triton.model import DRM
 
+    assert isinstance(model, DRM)
     interrupt = Interrupt(reporter)
 
     def train(callbacks: Any, on_batch: Any) -> None:

@@ -129,7 +129,7 @@ def install(fault: dict[str, Any], rank: int) -> None:
             FAULTS[fault["name"]](engine)
         step(engine, stop, lr)
 
-    Distributed.step = faulty  # type: ignore[method-assign]
+    setattr(Distributed, "step", faulty)  # noqa: B010 (mypy refuses an assignment)
 
 
 # -- in the process that forks -----------------------------------------------------------------------------------------
@@ -219,12 +219,14 @@ def main() -> None:
     """Read jobs and do them."""
     import polars  # noqa: F401 (once, before the forks)
 
+    import drm_triton.cli
     import drm_triton.distributed.fit
     import drm_triton.kernels.cpu
     import drm_triton.models  # noqa: F401
     from drm_triton.training.run import Run
 
-    Run.draw_curves = lambda run: None  # type: ignore[method-assign]  # takes longer than most trainings of the tests
+    # Curves take longer than most trainings of the tests.
+    setattr(Run, "draw_curves", lambda run: None)  # noqa: B010
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         print(json.dumps(do(json.loads(line))), file=answers, flush=True)
