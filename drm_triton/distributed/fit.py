@@ -207,8 +207,6 @@ def open_run(
 
     def on_first() -> tuple[Run | None, Any]:
         if not world.first:
-            if world.local == 0:  # another machine may have its own copy
-                dataset.verify()
             return None, None
         if resume:
             return Run.open(path, dataset, config, rows)

@@ -173,12 +173,16 @@ def test_ranks_that_differ_are_refused(nursery: Nursery, data: Path, tmp_path: P
     run = tmp_path / "run"
     usual = list(map(str, ["train", data, "--run", run, *SMALL]))
     other = tmp_path / "other"
-    shutil.copytree(data, other)
-    meta = json.loads((other / "meta.json").read_text())
-    (other / "meta.json").write_text(json.dumps(meta | {"checksum": "0" * 64}))
+    table = tmp_path / "table.csv"
+    table.write_text((data.parent / "table.csv").read_text() + "u0,new\n")
+    assert call("prepare", "table", "--raw", table, "--out", other, "--quiet")[0] == 0
     cases: list[tuple[list[str], dict[str, Any], str]] = [
         ([*usual, "--seed", "5"], {}, "rank 1 has --seed 5, rank 0 has 0; start all ranks with the same command"),
-        (["train", str(other), *usual[2:]], {}, "rank 1 has data set with checksum 0000000000"),
+        (
+            ["train", str(other), *usual[2:]],
+            {},
+            f"rank 1 has data set with checksum {Dataset.load(other).checksum[:12]}, rank 0 has",
+        ),
         (usual, {"fault": {"name": "version", "rank": 1}}, "rank 1 has drm-triton 0.0.1, rank 0 has "),
         (["train", str(tmp_path / "none"), *usual[2:]], {}, "rank 1: "),
         ([*usual, "--score", "l3"], {}, ""),

@@ -72,7 +72,7 @@ def test_the_first_rank_that_fails_reports_it() -> None:
 def test_a_rank_whose_store_does_not_answer_reports_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "STORE_TIMEOUT", 0.01)
     never = threading.Event()
-    silent: Any = SimpleNamespace(compare_set=lambda *_: never.wait())
+    silent: Any = SimpleNamespace(compare_set=lambda *_: never.wait() and b"0 1")
     assert World(1, 2, silent).first_failure(1) == (1, 1)
     never.set()
 
