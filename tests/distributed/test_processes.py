@@ -20,7 +20,7 @@ from drm_triton.bench.faults import run_content
 from tests.conftest import call, environment
 from tests.distributed.nursery import Nursery
 
-OPTIONS = ["--factors", "8", "--objective", "hinge+drm", "--batch-size", "64", "--init", "normal", "--eval-every", "2"]
+OPTIONS = ["--factors", "8", "--objective", "hinge+drm", "--batch-size", "64", "--init", "normal"]
 SMALL = [*OPTIONS, "--epochs", "4", "--backend", "reference"]
 STEPS = 6  # of an epoch
 PATIENCE = "30"  # seconds, for a rank that never answers; one that is slow because the machine is busy must be heard
@@ -176,13 +176,10 @@ def test_ranks_that_differ_are_refused(nursery: Nursery, data: Path, tmp_path: P
     table = tmp_path / "table.csv"
     table.write_text((data.parent / "table.csv").read_text() + "u0,new\n")
     assert call("prepare", "table", "--raw", table, "--out", other, "--quiet")[0] == 0
+    checksum = Dataset.load(other).checksum[:12]
     cases: list[tuple[list[str], dict[str, Any], str]] = [
         ([*usual, "--seed", "5"], {}, "rank 1 has --seed 5, rank 0 has 0; start all ranks with the same command"),
-        (
-            ["train", str(other), *usual[2:]],
-            {},
-            f"rank 1 has data set with checksum {Dataset.load(other).checksum[:12]}, rank 0 has",
-        ),
+        (["train", str(other), *usual[2:]], {}, f"rank 1 has data set with checksum {checksum}, rank 0 has"),
         (usual, {"fault": {"name": "version", "rank": 1}}, "rank 1 has drm-triton 0.0.1, rank 0 has "),
         (["train", str(tmp_path / "none"), *usual[2:]], {}, "rank 1: "),
         ([*usual, "--score", "l3"], {}, ""),
