@@ -101,7 +101,7 @@ def test_other_commands_read_the_run(nursery: Nursery, data: Path, tmp_path: Pat
     for run in (one, two):
         code, measured = nursery.alone("evaluate", run, "--json")
         assert code == 0, measured
-        code, lists = nursery.alone("recommend", run, "--user", "u3", "--json")
+        code, lists = nursery.alone("recommend", run, "--user", "u3")
         assert code == 0, lists
         refitted = tmp_path / f"{run.name}-refit"
         code, said = nursery.alone("refit", run, "--out", refitted, "--quiet")
