@@ -328,3 +328,19 @@ def test_devices_prints_only_our_messages(data: Path, tmp_path: Path) -> None:
         assert found == code, text
         assert text.splitlines()[-1] == message
         assert not re.search("torch|Traceback|Signal", text), text
+
+
+RANK = "from drm_triton.cli.together import _settle; _settle(); print('ready', flush=True); import time; time.sleep(60)"
+LAUNCHER = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {RANK + "; print('survived')"!r}])
+"""
+
+
+def test_a_rank_ends_when_its_launcher_is_killed() -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, env=environment())
+    assert launcher.stdout is not None
+    with launcher, launcher.stdout as said:
+        assert said.readline() == "ready\n"
+        launcher.kill()
+        assert said.read() == ""  # at its end, nobody can write any more
