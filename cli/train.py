@@ -17,7 +17,7 @@ import typer
 from drm_triton.cli import complete
 from drm_triton.cli.messages import FlagReporter, first_word, wrapped
 from drm_triton.cli.options import config_options, given, option
-from drm_triton.cli.together import is_first, launch, launched, share_cores, train_together
+from drm_triton.cli.together import announce_restart, in_world, is_first, launch, launched, train_together
 from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
 from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS, LogTo
@@ -92,43 +92,54 @@ def train(
 
     At Ctrl-C and at SIGTERM, training is saved and stops with exit code 130 or 143.
     """
-    if devices is not None and not launched():
-        launch(devices)
-    if launched():
-        share_cores()
-    reporter = FlagReporter(quiet=quiet or as_json or dry_run or not is_first())
-    if from_run is not None:
-        if config is not None or resume is not None:
-            raise InputError("`from_run` uses the options of the run; leave out `config` and `resume`")
-        if launched():
-            raise InputError("`from_run` works in one process; leave out `devices` and torchrun")
-        name = complete.required_dataset(dataset, dataset_option)
-        _update(from_run, name, model, run, overwrite, given(options), dry_run, reporter, as_json, log)
-        return
-    with first_word(reporter.quiet):
-        data, settings, place = _resolve(dataset, dataset_option, model, run, overwrite, config, resume, given(options))
-    reporter.line(f"{settings.model} on {sizes_of(data)}")
-    reporter.line(f"run directory {place}")
-    with first_word(reporter.quiet):
-        from drm_triton.models import model_class
+    with in_world(devices, timeout) as world:
+        starts = devices is not None and world is None and not dry_run  # only starts the processes that train
+        reporter = FlagReporter(quiet=quiet or as_json or dry_run or starts or not is_first())
+        if from_run is not None:
+            if config is not None or resume is not None:
+                raise InputError("`from_run` uses the options of the run; leave out `config` and `resume`")
+            if devices is not None or world is not None:
+                raise InputError("`from_run` works in one process; leave out `devices` and torchrun")
+            name = complete.required_dataset(dataset, dataset_option)
+            _update(from_run, name, model, run, overwrite, given(options), dry_run, reporter, as_json, log)
+            return
 
-        untrained = model_class(settings.model)(settings)
-    if dry_run:
-        _print_plan(data, untrained, as_json)
-        return
-    if launched():
-        train_together(untrained, data, place, resume is not None, reporter, overwrite, timeout, as_json, log)
-        return
-    show_training(
-        lambda callbacks, on_batch: untrained.fit(
-            data, callbacks, place, resume is not None, on_batch, reporter, overwrite=overwrite
-        ),
-        settings,
-        place,
-        reporter,
-        as_json,
-        log,
-    )
+        def resolve() -> "tuple[Dataset, Config, Path]":
+            return _resolve(dataset, dataset_option, model, run, overwrite, config, resume, given(options))
+
+        with first_word(reporter.quiet):
+            data, settings, place = resolve() if world is None else world.together(resolve)
+        if (devices is not None or world is not None) and settings.model != "drm":
+            raise InputError(
+                f"several processes train `model` drm only, not {settings.model}; leave out `devices` and torchrun"
+            )
+        if starts:
+            assert devices is not None
+            launch(devices)
+        if world is not None:
+            announce_restart(reporter, run or resume)
+        reporter.line(f"{settings.model} on {sizes_of(data)}")
+        reporter.line(f"run directory {place}")
+        with first_word(reporter.quiet):
+            from drm_triton.models import model_class
+
+            untrained = model_class(settings.model)(settings)
+        if dry_run:
+            if is_first():
+                _print_plan(data, untrained, as_json)
+        elif world is not None:
+            train_together(world, untrained, data, place, resume is not None, reporter, overwrite, as_json, log)
+        else:
+            show_training(
+                lambda callbacks, on_batch: untrained.fit(
+                    data, callbacks, place, resume is not None, on_batch, reporter, overwrite=overwrite
+                ),
+                settings,
+                place,
+                reporter,
+                as_json,
+                log,
+            )
 
 
 def _update(
@@ -184,6 +195,7 @@ def show_training(
     reporter: "Reporter",
     as_json: bool,
     log: LogTo | None = None,
+    interrupt: "Interrupt | None" = None,
 ) -> None:
     """Train, stop at a signal, and print the result.
 
@@ -194,11 +206,12 @@ def show_training(
     place : the run directory
     reporter : prints warnings
     as_json, log : see `train`
+    interrupt : what handles the signals, if others need it too
     """
     from drm_triton.hooks import hook
     from drm_triton.training.run import best_record, read_metrics
 
-    with Interrupt(reporter) as interrupt, ExitStack() as stack, warnings.catch_warnings():
+    with interrupt or Interrupt(reporter) as interrupt, ExitStack() as stack, warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: reporter.line(wrapped(f"warning: {message}"))
         callbacks: list[EpochCallback] = [interrupt.epoch_end]
         if log is not None:
@@ -325,11 +338,14 @@ class Interrupt:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # One of several processes is about to end, and torchrun may tell it to, because another one has.
+            ending = launched() and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if ending else handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.signal and launched() and number == signal.SIGTERM:
-            return  # torchrun has been told to stop, too, and tells its processes
+        if launched() and number == signal.SIGTERM:  # torchrun may send it again, and also when a process has failed
+            self.signal = self.signal or number
+            return
         if self.signal:
             sys.exit(128 + number)
         self.signal = number

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.distributed.engine import Distributed
-from drm_triton.distributed.rows import LEAVES, Division
+from drm_triton.distributed.rows import Division
 from drm_triton.distributed.start import held_rows, initial_shard
-from drm_triton.distributed.world import World, attempt
+from drm_triton.distributed.world import LostRankError, World, attempt
 from drm_triton.errors import InputError
 from drm_triton.kernels.precision import table_type
 from drm_triton.machine import versions
 from drm_triton.model import DRM
+from drm_triton.names import MAX_RANKS
 from drm_triton.progress import Reporter
 from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
@@ -30,6 +34,7 @@ from drm_triton.training.run import Run, described_state, last_checkpoint, read_
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
 
 LAUNCH = "launch"  # entry of env.json: by which a restarted rank recognises its own run
+PROBE = ".shared-"  # a file that shows whether all ranks see a directory
 
 
 class Keeper:
@@ -58,18 +63,26 @@ class Keeper:
             for name, one in tensors.items()
         }
         tag = f"e{state.epoch}-p{state.position}"
-        shard = world.together(
-            lambda: checkpoint.write_shard(self.path / "last", tag, world.rank, world.size, tensors, first, total)
-        )
-        shards = world.gather_objects(shard)
-        also = self.path / "best" / checkpoint.FILE if best else None
+        last, also = (self.path / which / checkpoint.FILE for which in ("last", "best"))
 
         def write() -> None:
             if world.first:
                 metadata = described_state(self.config, state)
-                checkpoint.write_manifest(self.path / "last" / checkpoint.FILE, shards, metadata, also)
+                checkpoint.write_manifest(last, shards, metadata, also if best else None)
 
-        world.together(write)
+        try:
+            shard = world.together(
+                lambda: checkpoint.write_shard(last.parent, tag, world.rank, world.size, tensors, first, total)
+            )
+            shards = world.gather_objects(shard)
+            world.together(write)
+        except LostRankError:
+            raise  # nobody knows whether that rank still writes
+        except Exception:
+            if world.first:
+                for place in (last, also):
+                    checkpoint.remove_leftovers(place)
+            raise
 
 
 def fit(
@@ -93,11 +106,13 @@ def fit(
     reporter : shows the progress on rank 0
     """
     config = model.config
-    backend, _ = model.backend()
+    backend, device = world.together(model.backend)
+    world.together(lambda: world.use(device))
     parts = interactions_to_fit(dataset, config)
     world.together(lambda: model.check_fit(dataset, parts))
     check_world(world, config, dataset, backend.name, resume)
     run = Path(world.gather_objects(str(run))[0])  # a default name has the time in it
+    check_shared(world, run)
     users, items = Division(dataset.n_users, world.size), Division(dataset.n_items, world.size)
     rows = held_rows(world, users, items)
     shown = reporter if reporter is not None and world.first else Reporter(quiet=True)
@@ -128,8 +143,8 @@ def fit(
 
 def check_world(world: World, config: TrainConfig, dataset: Dataset, backend: str, resume: bool) -> None:
     """Raise on all ranks if they do not have the same program, options and data, or if there are too many of them."""
-    if world.size > LEAVES:
-        raise InputError(f"a training has at most {LEAVES} ranks, got {world.size}")
+    if world.size > MAX_RANKS:
+        raise InputError(f"a training has at most {MAX_RANKS} ranks, got {world.size}")
     options = dataclasses.replace(config.resolved(), threads=None).to_dict()
     world.agree(
         {
@@ -142,6 +157,36 @@ def check_world(world: World, config: TrainConfig, dataset: Dataset, backend: st
             **{f"`{name}`": value for name, value in options.items()},
         }
     )
+
+
+def check_shared(world: World, path: Path) -> None:
+    """Raise on all ranks, before anything is written, if not all of them see the directory of the run."""
+    folder = path.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    probe = Path(world.gather_objects(str(folder / f"{PROBE}{secrets.token_hex(4)}{atomic.PARTIAL}"))[0])
+
+    def write() -> None:
+        if world.first:
+            try:
+                for left in probe.parent.glob(f"{PROBE}*{atomic.PARTIAL}"):
+                    left.unlink()  # from a process that was killed
+                probe.touch()
+            except OSError as error:
+                raise InputError(
+                    f"{path}: cannot create the run directory ({error.strerror}); give another `run`"
+                ) from None
+
+    def find() -> None:
+        if not probe.exists():
+            raise InputError(f"{path} is not shared: all machines must see the same directory of the run")
+
+    world.together(write)
+    try:
+        world.together(find)
+    finally:
+        if world.first:
+            probe.unlink()
 
 
 def open_run(
@@ -171,10 +216,6 @@ def open_run(
     opened, stored = world.together(on_first)
 
     def on_others() -> Any:
-        if not (path / "config.toml").exists():
-            raise InputError(
-                f"{path} cannot be seen on rank {world.rank}: all machines must share the directory of the run"
-            )
         if not world.first and resume and (path / "last" / checkpoint.FILE).exists():
             return last_checkpoint(path, rows)
         return stored
@@ -183,8 +224,9 @@ def open_run(
 
 
 def launch_id() -> str:
-    """Return what is the same for all ranks of a launch, also after a restart."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    """Return what is the same before and after a restart, and differs between launches."""
+    given = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's --rdzv-id
+    return given if given != "none" else f"{platform.node()} {os.getppid()}"  # rank 0 and its torchrun
 
 
 def created_here(path: Path) -> bool:
@@ -197,6 +239,5 @@ def created_here(path: Path) -> bool:
 
 def one_by_one(world: World, action: Callable[[], None]) -> None:
     """Call a function on the first rank of each machine, and then on the others, which find what it has cached."""
-    local = int(os.environ.get("LOCAL_RANK", world.rank))
     for turn in (True, False):
-        world.together(lambda turn=turn: action() if (local == 0) is turn else None)  # type: ignore[misc]
+        world.together(lambda turn=turn: action() if (world.local == 0) is turn else None)  # type: ignore[misc]

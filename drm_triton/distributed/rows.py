@@ -17,8 +17,9 @@ from torch import Tensor
 
 from drm_triton.distributed.world import World
 from drm_triton.kernels.protocol import GradientTerms
+from drm_triton.names import MAX_RANKS
 
-LEAVES = 64  # consecutive parts of a table that are never divided; the largest number of ranks that hold rows of it
+LEAVES = MAX_RANKS  # consecutive parts of a table that are never divided
 
 
 @dataclass(frozen=True)

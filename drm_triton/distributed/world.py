@@ -10,7 +10,9 @@ import ctypes
 import datetime
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from drm_triton.errors import DrmError, InputError
 
 TIMEOUT = 300  # seconds that a rank waits for another
+STORE_TIMEOUT = 5  # seconds that a rank which fails waits for torchrun's store, before it reports the error itself
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")  # set by torchrun, besides MASTER_ADDR
 WORD = 4  # bytes; everything that is exchanged consists of 32-bit words
 
@@ -30,7 +33,24 @@ T = TypeVar("T")
 
 
 class LostRankError(DrmError):
-    """Another rank does not answer."""
+    """Another rank has ended, or does not answer.
+
+    Attributes
+    ----------
+    ended : whether it has closed its connections
+    """
+
+    def __init__(self, message: str, ended: bool = False) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
+class ToldError(DrmError):
+    """Another rank has failed and reports it. This one ends with the exit code of the other, and says nothing."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class World:
@@ -44,18 +64,18 @@ class World:
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, device: torch.device | None = None, store: dist.Store | None = None
+        self, rank: int = 0, size: int = 1, store: dist.Store | None = None, local: int = 0, timeout: float = TIMEOUT
     ) -> None:
-        self.rank, self.size, self.device, self.store = rank, size, device or torch.device("cpu"), store
+        self.rank, self.size, self.store, self.local, self.timeout = rank, size, store, local, timeout
+        self.device = torch.device("cpu")
         self.sent = 0
 
     @classmethod
-    def joined(cls, device: torch.device, timeout: float = TIMEOUT) -> World:
+    def joined(cls, timeout: float = TIMEOUT) -> World:
         """Join the world that torchrun has started, with the address and the numbers in its environment variables.
 
         Parameters
         ----------
-        device : of the backend. A GPU is that of the local rank.
         timeout : seconds after which a rank that does not answer is given up
         """
         try:
@@ -63,9 +83,6 @@ class World:
             address = os.environ["MASTER_ADDR"]
         except (KeyError, ValueError) as error:
             raise InputError(f"torchrun did not start this process: environment variable {error}") from None
-        if device.type == "cuda":
-            device = torch.device("cuda", local)
-            torch.cuda.set_device(device)
         if device.type == "cpu":
             keep_memory()
         patience = datetime.timedelta(seconds=timeout)
@@ -74,26 +91,51 @@ class World:
         try:
             store = dist.TCPStore(address, port, None if hosts else size, is_master=hosts, timeout=patience)
             own = dist.PrefixStore(f"drm-triton/{attempt()}", store)
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            # Before the options are read, nobody knows the device. NCCL starts with the first tensor on a GPU.
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
             dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience)
         except (RuntimeError, ValueError) as error:
             raise LostRankError(
                 f"rank {rank} of {size} cannot reach the others at {address}, port {port}, within {timeout:g} s "
                 f"({str(error).splitlines()[0]})"
             ) from None
-        return cls(rank, size, device, own)
+        return cls(rank, size, own, local, timeout)
+
+    def use(self, device: torch.device) -> None:
+        """Exchange tensors on a device from now on. A GPU is that of the local rank."""
+        if device.type == "cuda":
+            n_gpus = torch.cuda.device_count()
+            if self.local >= n_gpus:
+                raise InputError(
+                    f"process {self.local + 1} of this machine has no GPU, there are {n_gpus}; start fewer"
+                )
+            device = torch.device("cuda", self.local)
+            torch.cuda.set_device(device)
+        self.device = device
 
     def leave(self) -> None:
         """Leave the world. The other ranks need not be alive."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def speaks(self) -> bool:
-        """Return whether this rank is the first to report an error. When one rank fails, the others soon do, too."""
-        try:
-            return self.store is None or int(self.store.add("errors", 1)) == 1
-        except RuntimeError:  # the store is gone with its host
-            return True
+    def first_failure(self, exit_code: int) -> tuple[int, int]:
+        """Say that this rank fails. Return the rank that said so first, which reports its error, and its exit code.
+
+        When one rank fails, the others soon fail, too, because they miss it.
+        """
+        own = f"{self.rank} {exit_code}"
+        answer = [own]  # unless the store says otherwise: it may be gone with its host, or with the network
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                if self.store is not None:
+                    answer.append(self.store.compare_set("failed", "", own).decode())
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(STORE_TIMEOUT)
+        rank, code = answer[-1].split()
+        return int(rank), int(code)
 
     @property
     def first(self) -> bool:
@@ -189,30 +231,48 @@ class World:
         try:
             operation(*arguments)
         except RuntimeError as error:
+            reason = str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in Gloo
+            ended = "closed by peer" in reason or "reset by peer" in reason or "Broken pipe" in reason
+            what = "has ended" if ended else f"does not answer, waited {self.timeout:g} s"
+            next_step = (
+                "torchrun starts them again, and they go on from the last checkpoint"
+                if attempt() < restarts()
+                else "the run can be resumed from its last checkpoint"
+            )
             raise LostRankError(
-                f"rank {self.rank} of {self.size}: another rank does not answer ({str(error).splitlines()[0]}); the "
-                "run can be resumed from its last checkpoint"
+                f"rank {self.rank} of {self.size}: another rank {what} ({reason}); {next_step}", ended
             ) from None
 
     def together(self, action: Callable[[], T]) -> T:
-        """Call a function on this rank; raise on all ranks if it raises on any. Return its result."""
+        """Call a function on this rank; raise on all ranks if it raises on any. Return its result.
+
+        The first rank on which it raises, raises its error. The others raise a `ToldError`.
+        """
         result, error = None, None
         try:
             result = action()
-        except (DrmError, OSError) as caught:
+        except Exception as caught:
             error = caught
-        heard = self.gather_objects(None if error is None else str(error))
-        if error is not None:
-            raise error
-        for rank, text in enumerate(heard):
-            if text is not None:
-                raise DrmError(f"rank {rank}: {text}")
-        return cast("T", result)
+        heard = self.gather_objects(None if error is None else [str(error), getattr(error, "exit_code", 1)])
+        failed = [rank for rank, one in enumerate(heard) if one is not None]
+        if not failed:
+            return cast("T", result)
+        text, code = heard[failed[0]]
+        if error is None or failed[0] != self.rank:
+            raise ToldError(f"rank {failed[0]}: {text}", code) from error
+        if len({one and one[0] for one in heard}) > 1 and isinstance(error, (DrmError, OSError)):  # not on all alike
+            raise (InputError if code == 2 else DrmError)(f"rank {self.rank}: {text}") from error
+        raise error
 
 
 def attempt() -> int:
     """Return how often torchrun has restarted the ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def restarts() -> int:
+    """Return how often torchrun may restart the ranks."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
 def keep_memory() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from drm_triton.distributed.world import World
+from drm_triton.distributed.world import ToldError, World
 
 
 class Board:
@@ -28,7 +28,7 @@ class ThreadWorld(World):
     """A rank that is a thread."""
 
     def __init__(self, rank: int, size: int, board: Board) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size, local=rank)
         self.board = board
 
     def exchange(
@@ -69,7 +69,7 @@ def run_ranks(size: int, function: Callable[[World], Any]) -> list[Any]:
         rank.start()
     for rank in ranks:
         rank.join()
-    broken = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    errors.sort(key=lambda error: isinstance(error, (threading.BrokenBarrierError, ToldError)))
     if errors:
-        raise (broken or errors)[0]
+        raise errors[0]
     return results
