@@ -95,11 +95,8 @@ def work(path: str, options: dict[str, Any], steps: int) -> None:
     """Take some steps in this process, alone or as a rank; rank 0 prints the result."""
     import torch
 
-    from drm_triton.cli.together import launched, share_cores
-
-    if launched():
-        share_cores()
     from drm_triton import Dataset
+    from drm_triton.cli.together import launched
     from drm_triton.config import TrainConfig
     from drm_triton.distributed.engine import Distributed
     from drm_triton.distributed.rows import Division
@@ -115,7 +112,8 @@ def work(path: str, options: dict[str, Any], steps: int) -> None:
     backend, device = use_backend("cpu")
     warm_up(config, backend, device)
     data = Dataset.load(path)
-    world = World.joined(device) if launched() else World()
+    world = World.joined() if launched() else World()
+    world.use(device)
     before = resident()
     engine: Engine
     if launched():
@@ -172,9 +170,10 @@ def launch(arguments: list[str], world: int, hosts: int = 1) -> Row:
             for number, host in enumerate(HOSTS[:hosts])
         ]  # fmt: skip
     cores = len(os.sched_getaffinity(0))
-    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, cores // max(1, world)))}
+    threads = str(max(1, cores // max(1, world)))
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
     if hosts > 1:
-        environment |= {"GLOO_SOCKET_IFNAME": "veth", "NUMBA_NUM_THREADS": str(max(1, cores // world))}
+        environment["GLOO_SOCKET_IFNAME"] = "veth"
     running = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command in commands

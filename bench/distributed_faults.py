@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drm_triton.bench.faults import run_content
+from drm_triton.bench.commands import run_content
 
 N_RANKS = 2
 KILLS_OF_A_TRAINING = 3

@@ -322,7 +322,7 @@ class DRM(FactorRecommender[TrainConfig]):
 
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return user factors [M, d] and item factors [N, d], with `popularity` one column more."""
-        popularity = self.interactions.train.popularity()
+        popularity = self.interactions.popularity
         return ranking_factors(tensors["user_factors"], tensors["item_factors"], self.config, popularity)
 
     def fold_in_items(self, liked: CSR) -> Tensor:

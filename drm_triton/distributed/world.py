@@ -83,8 +83,6 @@ class World:
             address = os.environ["MASTER_ADDR"]
         except (KeyError, ValueError) as error:
             raise InputError(f"torchrun did not start this process: environment variable {error}") from None
-        if device.type == "cpu":
-            keep_memory()
         patience = datetime.timedelta(seconds=timeout)
         # torchrun's agent keeps the store, so that it outlives the ranks. Each attempt has its own part of it.
         hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -111,6 +109,8 @@ class World:
                 )
             device = torch.device("cuda", self.local)
             torch.cuda.set_device(device)
+        else:
+            keep_memory()
         self.device = device
 
     def leave(self) -> None:

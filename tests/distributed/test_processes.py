@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from drm_triton import DRM, Dataset
+from drm_triton.bench.commands import run_content
 from drm_triton.bench.distributed_faults import epochs_of, kill_at_random, wait_for_epochs
-from drm_triton.bench.faults import run_content
 from tests.conftest import call, environment
 from tests.distributed.nursery import Nursery
 
