@@ -21,7 +21,7 @@ from drm_triton.cli.output import (
     with_titles,
     write,
 )
-from drm_triton.cli.together import launched
+from drm_triton.cli.together import launched, settle
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 
@@ -140,6 +140,9 @@ def recommend(
     if sum(sources) != 1:
         raise InputError("give exactly one of --user, --users, --all, --liked and --history")
     if shard is None and everyone and launched():  # each process of torchrun takes a part of the users
+        if out is None:
+            raise InputError("several processes write parts: give --out, the directory for them")
+        settle()
         shard = f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}"
     if shard is not None:
         folder, part_of = _checked_shard(shard, everyone, form, out)

@@ -109,7 +109,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _settle() -> None:
+def settle() -> None:
     """Share the cores of this machine with its other processes, and stop when the one that started them is killed.
 
     To be called before torch and the CPU kernels are imported.
@@ -129,7 +129,7 @@ def announce_restart(reporter: "Reporter", run: Path | None) -> None:
     from drm_triton.distributed.world import attempt, restarts
 
     if restarts() > 0 and run is None:
-        raise InputError("give `run`: after a restart, the processes must find the directory of the run again")
+        raise InputError("give --out: after a restart, the processes must find the directory of the run again")
     if attempt() > 0:
         reporter.line(f"restart {attempt()} of {restarts()}")
 
@@ -149,7 +149,7 @@ def in_world(devices: int | None, timeout: float) -> Iterator["World | None"]:
     if not launched():
         yield None
         return
-    _settle()
+    settle()
     from drm_triton.distributed.world import LostRankError, ToldError, World
 
     world = World.joined(timeout)

@@ -6,6 +6,8 @@ never divided among ranks. So the rounding is the same with any number of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,17 +30,20 @@ def shard_gradients(
     n_rows = sum(division.n_rows for division in divisions)
     tables = (widened(state.U), widened(state.V))
     leaves = [
-        table[leaf] for table, division in zip(tables, divisions, strict=True) for leaf in division.leaves(world.rank)
+        [table[leaf] for leaf in division.leaves(world.rank)] for table, division in zip(tables, divisions, strict=True)
     ]
-    zero = tables[0][:0]
+
+    def total(function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of a function of the leaves: those of the users in their order, then those of the items."""
+        users, items = (world.ordered_sum([function(leaf) for leaf in own], function(tables[0][:0])) for own in leaves)
+        return users + items
+
     with one_torch_thread():
-        mean = world.ordered_sum([leaf.sum(0) for leaf in leaves], zero.sum(0)) / n_rows
-        centred = [leaf - mean for leaf in leaves]
-        C = world.ordered_sum([leaf.T @ leaf for leaf in centred], zero.T @ zero) / n_rows
+        mean = total(lambda leaf: leaf.sum(0)) / n_rows
+        C = total(lambda leaf: (leaf - mean).T @ (leaf - mean)) / n_rows
         dC = gradient_of_covariance(C, n_rows, config.cov_form)
-        gradients = [leaf @ dC * (2 * weight / n_rows) for leaf in centred]
-    own = len(divisions[0].leaves(world.rank))
-    dU, dV = (
-        torch.cat([table[:0], *part]) for table, part in zip(tables, (gradients[:own], gradients[own:]), strict=True)
-    )
+        dU, dV = (
+            torch.cat([table[:0], *((leaf - mean) @ dC * (2 * weight / n_rows) for leaf in own)])
+            for table, own in zip(tables, leaves, strict=True)
+        )
     return dU, dV

@@ -6,7 +6,9 @@ import dataclasses
 import os
 import platform
 import secrets
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, St
 
 LAUNCH = "launch"  # entry of env.json: by which a restarted rank recognises its own run
 PROBE = ".shared-"  # a file that shows whether all ranks see a directory
+STALE = 3600  # seconds after which a probe is what a killed process left
 
 
 class Keeper:
@@ -111,7 +114,7 @@ def fit(
     parts = interactions_to_fit(dataset, config)
     world.together(lambda: model.check_fit(dataset, parts))
     check_world(world, config, dataset, backend.name, resume)
-    run = Path(world.gather_objects(str(run))[0])  # a default name has the time in it
+    run = Path(world.gather_objects(str(run.absolute()))[0])  # ranks may have other working directories and clocks
     check_shared(world, run)
     users, items = Division(dataset.n_users, world.size), Division(dataset.n_items, world.size)
     rows = held_rows(world, users, items)
@@ -170,7 +173,9 @@ def check_shared(world: World, path: Path) -> None:
         if world.first:
             try:
                 for left in probe.parent.glob(f"{PROBE}*{atomic.PARTIAL}"):
-                    left.unlink()  # from a process that was killed
+                    with suppress(FileNotFoundError):
+                        if time.time() - left.stat().st_mtime > STALE:  # from a process that was killed
+                            left.unlink()
                 probe.touch()
             except OSError as error:
                 raise InputError(
@@ -186,7 +191,7 @@ def check_shared(world: World, path: Path) -> None:
         world.together(find)
     finally:
         if world.first:
-            probe.unlink()
+            probe.unlink(missing_ok=True)
 
 
 def open_run(
@@ -215,8 +220,10 @@ def open_run(
 
     opened, stored = world.together(on_first)
 
+    begun = world.gather_objects(stored is not None)[0]  # what rank 0 has found, not what this one sees
+
     def on_others() -> Any:
-        if not world.first and resume and (path / "last" / checkpoint.FILE).exists():
+        if not world.first and begun:
             return last_checkpoint(path, rows)
         return stored
 

@@ -238,7 +238,7 @@ def test_torchrun_with_other_options(nursery: Nursery, data: Path, tmp_path: Pat
     codes, said = nursery.together(2, "train", data, *SMALL, variables={"TORCHELASTIC_MAX_RESTARTS": "3"})
     assert codes == [2, 2]
     assert errors(said) == [
-        "error: give --run: after a restart, the processes must find the directory of the run again"
+        "error: give --out: after a restart, the processes must find the directory of the run again"
     ]
 
 
@@ -330,7 +330,7 @@ def test_devices_prints_only_our_messages(data: Path, tmp_path: Path) -> None:
         assert not re.search("torch|Traceback|Signal", text), text
 
 
-RANK = "from drm_triton.cli.together import _settle; _settle(); print('ready', flush=True); import time; time.sleep(60)"
+RANK = "from drm_triton.cli.together import settle; settle(); print('ready', flush=True); import time; time.sleep(60)"
 LAUNCHER = f"""
 import subprocess, sys
 subprocess.run([sys.executable, "-c", {RANK + "; print('survived')"!r}])
