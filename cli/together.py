@@ -98,6 +98,11 @@ def _exit_code(failures: dict[int, Any]) -> int:
                 "be resumed from its last checkpoint with `resume`"
             )
             return 128 - int(failure.exitcode)
+    if all(failure.exitcode == -signal.SIGTERM for failure in first.values()):
+        print_error(
+            "the processes were ended (SIGTERM) while they started; nothing was trained since the last checkpoint"
+        )
+        return 128 + signal.SIGTERM
     return max(1, *(int(failure.exitcode) for failure in first.values()))
 
 
