@@ -322,8 +322,8 @@ class DRM(FactorRecommender[TrainConfig]):
 
     def factors(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """Return user factors [M, d] and item factors [N, d], with `popularity` one column more."""
-        popularity = self.interactions.popularity
-        return ranking_factors(tensors["user_factors"], tensors["item_factors"], self.config, popularity)
+        U, V = tensors["user_factors"], tensors["item_factors"]
+        return ranking_factors(U, V, self.config, self.interactions.popularity) if self.biased else (U, V)
 
     def fold_in_items(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the codes of the items they liked, CSR [B, N]: float32 [B, d]."""

@@ -129,7 +129,7 @@ def test_rules_reach_the_model(with_attributes: Path, tmp_path: Path) -> None:
         (["--where", "price<cheap"], "--where: 'cheap' is no value to compare price with, which is a number"),
         (["--at-most", "genre"], "--at-most: 'genre' is not an attribute and a number; write for example genre=2"),
         (["--at-most", "genre=-1"], "--at-most: 'genre=-1' is not an attribute and a number"),
-        (["--at-most", "genre=0"], "--at-most: the number for genre must be an integer of at least 1, got 0"),
+        (["--at-most", "genre=0"], "--at-most: the number for genre must be an integer from 1 to 2147483647, got 0"),
         (["--at-most", "colour=1"], "--at-most: the items have no attribute 'colour'"),
         (["--diversity", "1"], "--diversity must be a number from 0 to below 1, got 1.0"),
     ],

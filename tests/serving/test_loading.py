@@ -42,7 +42,7 @@ def test_files_that_are_overwritten_change_nothing(tmp_path: Path, kind: Any) ->
 TRUNCATE = """
 import os, sys
 from pathlib import Path
-from drm_triton.data import dataset
+from drm_triton.data import store
 from drm_triton.errors import InputError
 from drm_triton.serving.loading import load_in_memory
 from tests.conftest import run_python
@@ -58,7 +58,7 @@ def truncated_first(function):
     return call
 
 TensorFile.read = truncated_first(TensorFile.read)  # when a model file has been opened
-dataset.CSR = truncated_first(dataset.CSR)  # when arrays have been opened
+store.CSR = truncated_first(store.CSR)  # when arrays have been opened
 try:
     load_in_memory(place)
 except InputError as error:
