@@ -164,7 +164,7 @@ class Distributed:
         else:  # fewer units than ranks
             losses = U.new_empty(len(LOSS_SUMS), 0)
             terms, user_grad = GradientTerms.none(state.V)._replace(vectors=U), U
-        lr = self._share_losses(losses, parts, lr)
+        self._share_losses(losses, parts)
         leaving = [
             [*of_items, *of_users]
             for of_items, of_users in zip(
@@ -214,7 +214,7 @@ class Distributed:
         softmax = torch.cat(losses)
         zeros = torch.zeros_like(softmax)
         of_loss = {"loss": softmax, "softmax": softmax}
-        lr = self._share_losses(torch.stack([of_loss.get(name, zeros) for name in LOSS_SUMS]), parts, lr)
+        self._share_losses(torch.stack([of_loss.get(name, zeros) for name in LOSS_SUMS]), parts)
         cuts, of_users = self.items.cut(items), leaving_rows(batch.users[own], torch.cat(user_grad), self.users)
         sums = [one.sum for one in item_grad.subtrees]
         leaving = [[*of_users[q], torch.cat([U[:0], *(one[order[cut]] for one in sums)])] for q, cut in enumerate(cuts)]
@@ -253,7 +253,7 @@ class Distributed:
         how = rounding(self.config, self.state.step, table)
         return None if how is None else how._replace(first_row=self._first(division))
 
-    def _share_losses(self, losses: Tensor, parts: Sequence[Part], lr: float) -> float:
+    def _share_losses(self, losses: Tensor, parts: Sequence[Part]) -> None:
         """Add the losses of all ranks, [LOSS_SUMS, lists] of each, to the sums of the epoch; hear who wants to stop."""
         state, part = self.state, parts[self.world.rank]
         n_units = part.last_unit - part.first_unit
@@ -272,7 +272,6 @@ class Distributed:
         total = torch.cat(units, 1).cumsum(1)[:, -1]
         state.unread = total if state.unread is None else state.unread + total
         check_losses(state, self.config)  # of all ranks, so that all of them raise
-        return lr
 
 
 def _unsorted(rows: Tensor, order: Tensor) -> Tensor:

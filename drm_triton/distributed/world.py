@@ -25,8 +25,6 @@ TIMEOUT = 300  # seconds that a rank waits for another
 STORE_TIMEOUT = 5  # seconds that a rank which fails waits for torchrun's store, before it reports the error itself
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")  # set by torchrun, besides MASTER_ADDR
 WORD = 4  # bytes; everything that is exchanged consists of 32-bit words
-
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 
 T = TypeVar("T")
