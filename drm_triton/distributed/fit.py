@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.config import TrainConfig
@@ -46,8 +44,12 @@ class Keeper:
     As a callback of `loop.train` it records each epoch. All ranks call it, because they wait for each other.
     """
 
-    def __init__(self, world: World, path: Path, config: TrainConfig, run: Run | None, rows: dict[str, slice]) -> None:
-        self.world, self.path, self.config, self.run, self.rows = world, path, config.resolved(), run, rows
+    def __init__(
+        self, world: World, path: Path, config: TrainConfig, run: Run | None, rows: dict[str, slice], dataset: Dataset
+    ) -> None:
+        self.world, self.path, self.config, self.run = world, path, config.resolved(), run
+        self.first = {name: own.start for name, own in rows.items()}
+        self.total = {name: dataset.n_users if name.startswith("user") else dataset.n_items for name in rows}
 
     def __call__(self, end: EpochEnd) -> None:
         """Record an epoch: first its metrics, then the checkpoint."""
@@ -60,11 +62,6 @@ class Keeper:
     def save(self, state: State, best: bool = False) -> None:
         """Write the rows of each rank to last/, then the manifest; and also to best/ if it is the best so far."""
         world, tensors = self.world, state.tensors()
-        first = {name: self.rows[name].start for name in tensors}
-        total = {
-            name: int(sum(int(n) for n in world.gather(torch.tensor([len(one)], device=world.device))))
-            for name, one in tensors.items()
-        }
         tag = f"e{state.epoch}-p{state.position}"
         last, also = (self.path / which / checkpoint.FILE for which in ("last", "best"))
 
@@ -75,7 +72,9 @@ class Keeper:
 
         try:
             shard = world.together(
-                lambda: checkpoint.write_shard(last.parent, tag, world.rank, world.size, tensors, first, total)
+                lambda: checkpoint.write_shard(
+                    last.parent, tag, world.rank, world.size, tensors, self.first, self.total
+                )
             )
             shards = world.gather_objects(shard)
             world.together(write)
@@ -131,7 +130,7 @@ def fit(
                 state = State.of_checkpoint(*stored)
             state = state.to(world.device, table_type(config.precision, backend.name))
             engine = Distributed(world, state, users, items, config, dataset, parts, backend)
-            keeper = Keeper(world, run, config, opened, rows)
+            keeper = Keeper(world, run, config, opened, rows, dataset)
             followers: list[EpochCallback] = [display.epoch_end, *callbacks, keeper]
             train(state, config, dataset, engine, followers, display.batches(on_batch))
             if state.position:  # stopped within an epoch
