@@ -51,7 +51,7 @@ def test_reference_is_always_usable_and_whole() -> None:
 
 
 def test_the_protocol_has_the_operations() -> None:
-    assert len(OPERATIONS) == 10
+    assert {"list_gradients", "catalogue_gradients", "update_rows"} < set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

@@ -16,6 +16,7 @@ from drm_triton.kernels import cpu, gpu, reference
 from drm_triton.kernels.precision import table_type
 from drm_triton.kernels.protocol import Backend
 from drm_triton.training import loop
+from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import initial_state
 from drm_triton.training.state import State
 from drm_triton.training.step import learning_rate, objective_of, take_step, training_plan
@@ -93,7 +94,8 @@ def train(config: TrainConfig, backend: Backend) -> tuple[State, list[dict[str, 
     data = tiny_dataset()
     state, records = initial_state(config, data.train, torch.device("cpu")), list[dict[str, Any]]()
     state = state.to(torch.device("cpu"), table_type(config.precision, backend.name))
-    loop.train(state, config, data, data.train, backend, [lambda end: records.append(end.record)])
+    engine = SingleProcess(state, config, data, data.train, backend)
+    loop.train(state, config, data, engine, [lambda end: records.append(end.record)])
     return state, records
 
 
