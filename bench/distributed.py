@@ -56,7 +56,7 @@ def planned(options: dict[str, Any], world: int, d: int = 64, eta: int = 45, sha
 GPU_LIST = 2.7e-9  # seconds of a list on an H100, estimated: results/gpu_counts.md
 LATENCY = {"NVLink": 25e-6, "InfiniBand": 40e-6}  # seconds of an exchange without bytes, assumed
 BANDWIDTH = {"NVLink": 450e9, "InfiniBand": 50e9}  # bytes per second and direction: H100 SXM, and 400 Gbit/s
-EXCHANGES = 6  # of a step: sizes and ids, rows, losses, sizes and terms
+EXCHANGES = 5  # of a step: sizes and ids, rows, sizes and terms with the losses
 
 
 def estimated(lists: int, link: str, world: int = 8, d: int = 64, n: int = 46) -> dict[str, float]:

@@ -18,6 +18,7 @@ from drm_triton.distributed.measure import gather_measured
 from drm_triton.distributed.parts import Part, parts_of, unit_of
 from drm_triton.distributed.rows import (
     Division,
+    Wanted,
     arrived_rows,
     arrived_terms,
     distinct,
@@ -26,8 +27,8 @@ from drm_triton.distributed.rows import (
     leaving_terms,
     whole_table,
 )
-from drm_triton.distributed.sums import Subtree, TreeSum, total_of_ranks
-from drm_triton.distributed.world import World
+from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of, total_of_ranks
+from drm_triton.distributed.world import Chosen, World
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import (
     Backend,
@@ -148,7 +149,14 @@ class Distributed:
         users, own_users = distinct(batch.users)
         groups = [] if batch.shared is None else [batch.shared.items.flatten()]
         items, places = self._distinct_items(torch.cat([batch.items.flatten(), *groups]))
-        U, V = fetch(self.world, [(users, self.users, state.U), (items, self.items, state.V)])
+        rank = self.world.rank
+        U, V = fetch(
+            self.world,
+            [
+                Wanted.ascending(users, self.users, state.U, rank),
+                Wanted.ascending(items, self.items, state.V, rank),
+            ],
+        )
         n = batch.items.numel()
         shared = batch.shared and batch.shared._replace(items=places[n:].reshape(batch.shared.items.shape))
         local = ListBatch(own_users, places[:n].reshape(batch.items.shape), shared)
@@ -164,18 +172,17 @@ class Distributed:
         else:  # fewer units than ranks
             losses = U.new_empty(len(LOSS_SUMS), 0)
             terms, user_grad = GradientTerms.none(state.V)._replace(vectors=U), U
-        self._share_losses(losses, parts)
+        message = self._message(losses, parts)
         leaving = [
-            [*of_items, *of_users]
-            for of_items, of_users in zip(
-                leaving_terms(terms, self.items),
-                leaving_rows(batch.users, user_grad, self.users),
-                strict=True,
+            [message, *of_users, *of_items]
+            for of_users, of_items in zip(
+                leaving_rows(batch.users, user_grad, self.users), leaving_terms(terms, self.items), strict=True
             )
         ]
         arrived = self.world.exchange(leaving)
-        item_terms = arrived_terms([tensors[:5] for tensors in arrived], self._first(self.items))
-        user_terms = arrived_rows([tensors[5:] for tensors in arrived], self._first(self.users))
+        self._hear([tensors[0] for tensors in arrived], parts)
+        user_terms = arrived_rows([tensors[1:3] for tensors in arrived], self._first(self.users))
+        item_terms = arrived_terms([tensors[3:] for tensors in arrived], self._first(self.items))
         self._update(item_terms, user_terms, None, lr, self.config.score_in_force)
 
     @cached_property
@@ -190,44 +197,84 @@ class Distributed:
     # -- the whole catalogue -----------------------------------------------------------------------------------------
 
     def _catalogue_step(self, plan: CataloguePlan, stop: int, parts: Sequence[Part], lr: float) -> None:
-        state, part = self.state, parts[self.world.rank]
-        batch = plan.batch(state.epoch, state.position, stop)  # of all ranks: they share the items of a pool
-        own = slice(part.start - state.position, part.stop - state.position)
-        wanted = (
+        state, rank = self.state, self.world.rank
+        # The batch of all ranks. They share the items of its pool, and each knows which rows the others need.
+        batch = plan.batch(state.epoch, state.position, stop)
+        users = [batch.users[part.start - state.position : part.stop - state.position] for part in parts]
+        user_places = [self.users.positions(of_rank) for of_rank in users]
+        held = [of_rank[places[rank]] for of_rank, places in zip(users, user_places, strict=True)]
+        items = (
             torch.arange(self.items.n_rows, dtype=torch.int32, device=self.world.device)
             if batch.pool is None
             else batch.pool.items
         )
-        items, order = wanted.sort()
-        users, user_order = batch.users[own].sort()
-        U, V = fetch(self.world, [(users, self.users, state.U), (items, self.items, state.V)])
-        U, V = _unsorted(U, user_order), V if batch.pool is None else _unsorted(V, order)
-        losses, user_grad, item_grad = [U.new_empty(0)], [U[:0]], TreeSum()
-        for number, unit in enumerate(range(own.start, own.stop, self.unit), part.first_unit):
-            lists = slice(unit, min(unit + self.unit, own.stop))
-            gradients = self.backend.catalogue_gradients(
-                U[lists.start - own.start : lists.stop - own.start], V, _lists(batch, lists), self.objective
-            )
-            losses.append(gradients.softmax)
-            user_grad.append(gradients.user_grad)
-            item_grad.add(Subtree(0, number, gradients.item_grad))
-        softmax = torch.cat(losses)
-        zeros = torch.zeros_like(softmax)
-        of_loss = {"loss": softmax, "softmax": softmax}
-        self._share_losses(torch.stack([of_loss.get(name, zeros) for name in LOSS_SUMS]), parts)
-        cuts, of_users = self.items.cut(items), leaving_rows(batch.users[own], torch.cat(user_grad), self.users)
-        sums = [one.sum for one in item_grad.subtrees]
-        leaving = [[*of_users[q], torch.cat([U[:0], *(one[order[cut]] for one in sums)])] for q, cut in enumerate(cuts)]
-        arrived = self.world.exchange(leaving)
-        mine = items[cuts[self.world.rank]] - self._first(self.items)
-        units = [(one.first_unit, one.last_unit) for one in parts]
+        item_places = self.items.positions(items)
+        mine = items[item_places[rank]]
+        U, V = fetch(
+            self.world,
+            [
+                Wanted(
+                    state.U,
+                    self._first(self.users),
+                    [users[rank][places] for places in user_places[rank]],
+                    user_places[rank],
+                ),
+                Wanted(state.V, self._first(self.items), [items[places] for places in item_places], item_places),
+            ],
+            [[of_rank, mine] for of_rank in held],
+        )
+        losses, user_grad, sums = self._unit_gradients(batch, parts[rank], U, V)
+        message = self._message(losses, parts)
+        begins = len(items) * torch.arange(len(sums), device=items.device)[:, None]
+        all_sums = sums[0] if len(sums) == 1 else torch.cat([U[:0], *sums])
+        leaving: list[list[Tensor | Chosen]] = [
+            [message, Chosen(user_grad, of_users), Chosen(all_sums, (begins + of_items).flatten())]
+            for of_users, of_items in zip(user_places[rank], item_places, strict=True)
+        ]
+        units = [(part.first_unit, part.last_unit) for part in parts]
+        sizes = [
+            [len(message), len(of_rank), len(subtrees_of(*own)) * len(mine)]
+            for of_rank, own in zip(held, units, strict=True)
+        ]
+        arrived = self.world.exchange(leaving, sizes)
+        self._hear([tensors[0] for tensors in arrived], parts)
+        user_terms = arrived_rows(
+            [(of_rank, tensors[1]) for of_rank, tensors in zip(held, arrived, strict=True)], self._first(self.users)
+        )
         gradient = total_of_ranks([tensors[2] for tensors in arrived], units, len(mine))
-        user_terms = arrived_rows([tensors[:2] for tensors in arrived], self._first(self.users))
         score = row_score(self.config.score_in_force)
         if batch.pool is None:
             self._update(GradientTerms.none(state.V), user_terms, gradient, lr, score)
         else:
-            self._update(GradientTerms.of_rows(mine, gradient), user_terms, None, lr, score)
+            item_terms = GradientTerms.of_rows(mine - self._first(self.items), gradient)
+            self._update(item_terms, user_terms, None, lr, score)
+
+    def _unit_gradients(
+        self, batch: CatalogueBatch, part: Part, U: Tensor, V: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return what the lists of this rank add: losses [LOSS_SUMS, lists], user_grad [lists, d], sums for the items.
+
+        The sums [items, d] are those of the subtrees that the units of this rank make.
+
+        Parameters
+        ----------
+        U : [lists, d], the users of this rank's lists
+        V : [items, d]
+        """
+        losses, user_grad, item_grad = [U.new_empty(0)], [U[:0]], TreeSum()
+        first = part.start - self.state.position
+        for number, start in enumerate(range(0, len(U), self.unit)):
+            stop = min(start + self.unit, len(U))
+            lists = _lists(batch, slice(first + start, first + stop))
+            gradients = self.backend.catalogue_gradients(U[start:stop], V, lists, self.objective)
+            losses.append(gradients.softmax)
+            user_grad.append(gradients.user_grad)
+            item_grad.add(Subtree(0, part.first_unit + number, gradients.item_grad))
+        softmax = torch.cat(losses)
+        of_loss = {"loss": softmax, "softmax": softmax}
+        zeros = torch.zeros_like(softmax)
+        sums = [subtree.sum for subtree in item_grad.subtrees]
+        return torch.stack([of_loss.get(name, zeros) for name in LOSS_SUMS]), torch.cat(user_grad), sums
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -253,17 +300,24 @@ class Distributed:
         how = rounding(self.config, self.state.step, table)
         return None if how is None else how._replace(first_row=self._first(division))
 
-    def _share_losses(self, losses: Tensor, parts: Sequence[Part]) -> None:
-        """Add the losses of all ranks, [LOSS_SUMS, lists] of each, to the sums of the epoch; hear who wants to stop."""
-        state, part = self.state, parts[self.world.rank]
+    def _message(self, losses: Tensor, parts: Sequence[Part]) -> Tensor:
+        """Return what every rank hears from this one: whether it wants to stop, and the losses of its lists.
+
+        Parameters
+        ----------
+        losses : [LOSS_SUMS, lists]; summed over the lists of a unit
+        """
+        part = parts[self.world.rank]
         n_units = part.last_unit - part.first_unit
         padded = torch.nn.functional.pad(losses.double(), (0, n_units * self.unit - losses.shape[1]))
         sums = padded.reshape(len(LOSS_SUMS), n_units, self.unit).sum(2)
-        most = max(one.last_unit - one.first_unit for one in parts)
-        message = torch.cat(
-            [sums.new_tensor([self._wish]), torch.nn.functional.pad(sums, (0, most - n_units)).flatten()]
-        )
-        heard = self.world.gather(message)
+        same_length = torch.nn.functional.pad(sums, (0, _most_units(parts) - n_units))
+        return torch.cat([sums.new_tensor([self._wish]), same_length.flatten()]).view(torch.int32)
+
+    def _hear(self, messages: Sequence[Tensor], parts: Sequence[Part]) -> None:
+        """Add the losses of all ranks to the sums of the epoch. Every rank raises if they are not finite."""
+        state, most = self.state, _most_units(parts)
+        heard = [message.clone().view(torch.float64) for message in messages]  # at an address for numbers of 8 bytes
         self._granted = any(bool(one[0]) for one in heard)
         units = [
             one[1:].reshape(len(LOSS_SUMS), most)[:, : theirs.last_unit - theirs.first_unit]
@@ -271,14 +325,11 @@ class Distributed:
         ]
         total = torch.cat(units, 1).cumsum(1)[:, -1]
         state.unread = total if state.unread is None else state.unread + total
-        check_losses(state, self.config)  # of all ranks, so that all of them raise
+        check_losses(state, self.config)
 
 
-def _unsorted(rows: Tensor, order: Tensor) -> Tensor:
-    """Return rows [n, d] as they were before they were sorted by `order`."""
-    result = torch.empty_like(rows)
-    result[order] = rows
-    return result
+def _most_units(parts: Sequence[Part]) -> int:
+    return max(part.last_unit - part.first_unit for part in parts)
 
 
 def _lists(batch: CatalogueBatch, lists: slice) -> CatalogueBatch:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from drm_triton.distributed.world import World
+from drm_triton.distributed.world import Chosen, World
 from drm_triton.kernels.protocol import GradientTerms
 from drm_triton.names import MAX_RANKS
 
@@ -60,6 +60,15 @@ class Division:
         cuts = torch.searchsorted(rows, torch.tensor(self.bounds, dtype=rows.dtype, device=rows.device)).tolist()
         return [slice(start, stop) for start, stop in pairwise(cuts)]
 
+    def positions(self, rows: Tensor) -> list[Tensor]:
+        """Return where each rank's rows are among rows [n], in their order."""
+        return [
+            ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+            if self.size > 1
+            else torch.arange(len(rows), device=rows.device)
+            for start, stop in pairwise(self.bounds)
+        ]
+
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct numbers among ids int32 [E], ascending, and the place of each id among them: int32."""
@@ -67,33 +76,58 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
     return found, places.to(torch.int32)
 
 
-def fetch(world: World, wanted: Sequence[tuple[Tensor, Division, Tensor]]) -> list[Tensor]:
-    """Return rows of some tables.
+@dataclass(frozen=True)
+class Wanted:
+    """Rows of a table that this rank needs, and where they go: row rows[q][i], of rank q, to place places[q][i]."""
+
+    table: Tensor  # [R, d], the rows that this rank holds
+    first_row: int  # of them
+    rows: Sequence[Tensor]  # int32, of each rank
+    places: Sequence[Tensor | slice]
+
+    @classmethod
+    def ascending(cls, rows: Tensor, division: Division, table: Tensor, rank: int) -> Wanted:
+        """Rows int32 [n] that ascend."""
+        cuts = division.cut(rows)
+        return cls(table, division.bounds[rank], [rows[cut] for cut in cuts], cuts)
+
+
+def fetch(world: World, wanted: Sequence[Wanted], asked: Sequence[Sequence[Tensor]] | None = None) -> list[Tensor]:
+    """Return rows of some tables, [n, d] of each.
 
     Parameters
     ----------
-    wanted : for each table, the numbers of the wanted rows, int32 [n], ascending; which rank holds which rows; and the
-        rows that this rank holds, [R, d]
-
-    Returns
-    -------
-    the wanted rows of each table, [n, d]
+    wanted : for each table, the rows that this rank needs
+    asked : for each rank and table, the rows that it needs of this one, if they are known; otherwise, the ranks ask
     """
-    cuts = [division.cut(rows) for rows, division, _ in wanted]
-    requests = [[rows[cut[q]] for (rows, _, _), cut in zip(wanted, cuts, strict=True)] for q in range(world.size)]
-    asked = world.exchange(requests)
+    requests = [[one.rows[q] for one in wanted] for q in range(world.size)]
+    if asked is None:
+        asked = world.exchange(requests)
+    none = [one.rows[world.rank][:0] for one in wanted]  # own rows go to their places at once
     replies = [
         [
-            table[(ids - division.bounds[world.rank]).long()]
-            for ids, (_, division, table) in zip(part, wanted, strict=True)
+            Chosen(one.table, ids - one.first_row)
+            for ids, one in zip(none if q == world.rank else part, wanted, strict=True)
         ]
-        for part in asked
+        for q, part in enumerate(asked)
     ]
-    received = world.exchange(replies, [[len(ids) for ids in part] for part in requests])
-    return [torch.cat([part[number] for part in received]) for number in range(len(wanted))]
+    sizes = [[0 if q == world.rank else len(ids) for ids in part] for q, part in enumerate(requests)]
+    received = world.exchange(replies, sizes)
+    results = []
+    for number, one in enumerate(wanted):
+        result = one.table.new_empty(sum(len(rows) for rows in one.rows), one.table.shape[1])
+        for q, places in enumerate(one.places):
+            if q != world.rank:
+                result[places] = received[q][number]
+            elif isinstance(places, slice):
+                torch.index_select(one.table, 0, one.rows[q] - one.first_row, out=result[places])
+            else:
+                result[places] = one.table.index_select(0, one.rows[q] - one.first_row)
+        results.append(result)
+    return results
 
 
-def leaving_terms(terms: GradientTerms, division: Division) -> list[list[Tensor]]:
+def leaving_terms(terms: GradientTerms, division: Division) -> list[list[Tensor | Chosen]]:
     """Return for each rank the terms of its rows: rows, sources, coefficients, totals, and the vectors that they need.
 
     The terms have rows [E, 1] of the whole table, and come in their order. A vector is sent to a rank once.
@@ -102,15 +136,14 @@ def leaving_terms(terms: GradientTerms, division: Division) -> list[list[Tensor]
     coefficients = terms.coefficients[:, 0]
     totals = coefficients if terms.totals is None else terms.totals[:, 0]
     place = torch.empty(len(terms.vectors), dtype=torch.int32, device=rows.device)
-    parts = []
-    for start, stop in pairwise(division.bounds):
-        chosen = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+    parts: list[list[Tensor | Chosen]] = []
+    for chosen in division.positions(rows):
         used = torch.zeros(len(place), dtype=torch.bool, device=rows.device)
         used[sources[chosen]] = True
         vectors = used.nonzero()[:, 0]
         place[vectors] = torch.arange(len(vectors), dtype=torch.int32, device=rows.device)
         parts.append(
-            [rows[chosen], place[sources[chosen]], coefficients[chosen], totals[chosen], terms.vectors[vectors]]
+            [rows[chosen], place[sources[chosen]], coefficients[chosen], totals[chosen], Chosen(terms.vectors, vectors)]
         )
     return parts
 
@@ -126,13 +159,9 @@ def arrived_terms(parts: Sequence[Sequence[Tensor]], first_row: int) -> Gradient
     return GradientTerms(rows[:, None], coefficients[:, None], vectors, torch.cat(sources), None, totals[:, None])
 
 
-def leaving_rows(rows: Tensor, gradients: Tensor, division: Division) -> list[list[Tensor]]:
+def leaving_rows(rows: Tensor, gradients: Tensor, division: Division) -> list[list[Tensor | Chosen]]:
     """Return for each rank its rows and their gradients, in their order: rows int32 [B], gradients [B, d]."""
-    parts = []
-    for start, stop in pairwise(division.bounds):
-        chosen = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
-        parts.append([rows[chosen], gradients[chosen]])
-    return parts
+    return [[rows[chosen], Chosen(gradients, chosen)] for chosen in division.positions(rows)]
 
 
 def arrived_rows(parts: Sequence[Sequence[Tensor]], first_row: int) -> GradientTerms:

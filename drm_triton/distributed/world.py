@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -24,7 +25,6 @@ from drm_triton.errors import DrmError, InputError
 TIMEOUT = 300  # seconds that a rank waits for another
 STORE_TIMEOUT = 5  # seconds that a rank which fails waits for torchrun's store, before it reports the error itself
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")  # set by torchrun, besides MASTER_ADDR
-WORD = 4  # bytes; everything that is exchanged consists of 32-bit words
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 
 T = TypeVar("T")
@@ -49,6 +49,31 @@ class ToldError(DrmError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some rows of a table, to be copied from there into a message."""
+
+    table: Tensor  # [R, ...]
+    rows: Tensor  # integers [n]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the numbers."""
+        return self.table.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the rows: [n, ...]."""
+        return torch.Size([len(self.rows), *self.table.shape[1:]])
+
+    def copied(self) -> Tensor:
+        """Return the rows as a tensor of their own."""
+        return self.table.index_select(0, self.rows)
 
 
 class World:
@@ -141,38 +166,50 @@ class World:
         return self.rank == 0
 
     def exchange(
-        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]] | None = None
+        self, parts: Sequence[Sequence[Tensor | Chosen]], sizes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Tensor]]:
         """Send parts[q], some tensors, to each rank q; return what each rank sent to this one.
 
-        Tensor number j of a part has the same type, of 4 bytes, and the same shape but for its length on all ranks.
+        Tensor number j of a part has the same type and the same shape but for its length on all ranks. The types of a
+        part have one size.
+        What this rank sends to itself stays where it is.
 
         Parameters
         ----------
         parts : for each rank, the tensors to send
         sizes : of what each rank q sends to this one, the length of each tensor, if they are known; see `lengths`
         """
+        own = [one.copied() if isinstance(one, Chosen) else one for one in parts[self.rank]]
         if self.size == 1:
-            return [list(parts[0])]
+            return [own]
         if sizes is None:
-            sizes = self.lengths([[len(tensor) for tensor in part] for part in parts])
-        kinds = [(tensor.dtype, tensor.shape[1:]) for tensor in parts[0]]
-        out = torch.cat([tensor.reshape(-1).view(torch.int32) for part in parts for tensor in part])
-        leaving = [sum(tensor.numel() for tensor in part) for part in parts]
-        arriving = [
-            sum(length * shape.numel() for length, (_, shape) in zip(lengths, kinds, strict=True)) for lengths in sizes
-        ]
-        self.sent += WORD * (sum(leaving) - leaving[self.rank])
-        received = out.new_empty(sum(arriving))
-        self._call(dist.all_to_all_single, received, out, arriving, leaving)
-        result, position = [], 0
-        for lengths in sizes:
-            tensors = []
-            for length, (dtype, shape) in zip(lengths, kinds, strict=True):
-                end = position + length * shape.numel()
-                tensors.append(received[position:end].view(dtype).reshape(length, *shape))
-                position = end
-            result.append(tensors)
+            sizes = self.lengths([[len(one) for one in part] for part in parts])
+        others = [q for q in range(self.size) if q != self.rank]
+        kinds = [(one.dtype, one.shape[1:]) for one in own]
+
+        def n_bytes(lengths: Sequence[int]) -> list[int]:
+            return [n * shape.numel() * dtype.itemsize for n, (dtype, shape) in zip(lengths, kinds, strict=True)]
+
+        leaving = [n_bytes([len(one) for one in part]) if q != self.rank else [] for q, part in enumerate(parts)]
+        arriving = [n_bytes(lengths) if q != self.rank else [] for q, lengths in enumerate(sizes)]
+        totals = [[sum(part) for part in counts] for counts in (arriving, leaving)]
+        received, out = (torch.empty(sum(total), dtype=torch.uint8, device=self.device) for total in totals)
+        spaces = iter(out.split([n for part in leaving for n in part]))
+        for one in (one for q in others for one in parts[q]):
+            space = next(spaces).view(one.dtype).reshape(one.shape)
+            if isinstance(one, Chosen):
+                torch.index_select(one.table, 0, one.rows, out=space)
+            else:
+                space.copy_(one)
+        self.sent += len(out)
+        self._call(dist.all_to_all_single, received, out, *totals)
+        spaces = iter(received.split([n for part in arriving for n in part]))
+        result = [own] * self.size
+        for q in others:
+            result[q] = [
+                next(spaces).view(dtype).reshape(length, *shape)
+                for length, (dtype, shape) in zip(sizes[q], kinds, strict=True)
+            ]
         return result
 
     def lengths(self, leaving: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -181,7 +218,7 @@ class World:
             return [list(leaving[0])]
         out = torch.tensor([number for part in leaving for number in part], dtype=torch.int64, device=self.device)
         received = torch.empty_like(out)
-        self.sent += 2 * WORD * len(out) * (self.size - 1) // self.size
+        self.sent += 8 * len(out) * (self.size - 1) // self.size
         self._call(dist.all_to_all_single, received, out)
         return [list(part) for part in received.reshape(self.size, -1).tolist()]
 

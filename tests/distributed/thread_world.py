@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from drm_triton.distributed.world import ToldError, World
+from drm_triton.distributed.world import Chosen, ToldError, World
 
 
 class Board:
@@ -32,10 +32,12 @@ class ThreadWorld(World):
         self.board = board
 
     def exchange(
-        self, parts: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]] | None = None
+        self, parts: Sequence[Sequence[Tensor | Chosen]], sizes: Sequence[Sequence[int]] | None = None
     ) -> list[list[Tensor]]:
         heard = self.board.say(self.rank, parts)
-        received = [[tensor.clone() for tensor in theirs[self.rank]] for theirs in heard]
+        received = [
+            [one.copied() if isinstance(one, Chosen) else one.clone() for one in theirs[self.rank]] for theirs in heard
+        ]
         if sizes is not None:
             assert [[len(tensor) for tensor in part] for part in received] == [list(part) for part in sizes]
         self.board.barrier.wait()  # nobody changes a tensor before all have copied it
