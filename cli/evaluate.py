@@ -9,6 +9,7 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
+from drm_triton.cli.together import in_world, is_first, use_own_gpu
 from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 
@@ -58,7 +59,8 @@ def evaluate(
     """Rank all unseen items for every user and compare the ranking with the held-out items.
 
     A user's training items are left out of the ranking. With --on test, the validation items are left out too. For a
-    public split, the results that others published are printed beside the model's.
+    public split, the results that others published are printed beside the model's. Under torchrun, each process ranks
+    for a part of the users, and the first prints.
 
     Examples:
 
@@ -78,20 +80,30 @@ def evaluate(
         check_min_train(min_train)
     if per_user is not None:
         atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
-    with first_word(quiet or as_json):
-        from drm_triton.ranking.evaluate import by_activity as grouped
-        from drm_triton.ranking.evaluate import evaluate as measure
-        from drm_triton.ranking.evaluate import popularity_ranker
-        from drm_triton.ranking.held_out import HeldOut
+    reporter = FlagReporter(quiet=quiet or as_json or not is_first())
+    with in_world() as world:
+        with first_word(reporter.quiet):
+            from drm_triton.ranking.evaluate import by_activity as grouped
+            from drm_triton.ranking.evaluate import evaluate as measure
+            from drm_triton.ranking.evaluate import popularity_ranker
+            from drm_triton.ranking.held_out import HeldOut
 
-        measured = HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
-    model, data = measured.model, measured.data
-    default_ks, default_min_train = protocol(data.meta)
-    cut_offs = list(default_ks) if cut_offs is None else cut_offs
-    min_train = default_min_train if min_train is None else min_train
+            def load() -> HeldOut:
+                return HeldOut.of_run(run, on, None if dataset is None else find_dataset(dataset))
+
+            if world is None:
+                measured = load()
+            else:
+                use_own_gpu()
+                measured = world.together(load)
+        model, data = measured.model, measured.data
+        default_ks, default_min_train = protocol(data.meta)
+        cut_offs = list(default_ks) if cut_offs is None else cut_offs
+        min_train = default_min_train if min_train is None else min_train
+        result = measured.evaluate(cut_offs, min_train, reporter, beyond_accuracy=beyond_accuracy, world=world)
+    if not is_first():
+        return
     published = leaderboard(data.meta) if on == "test" else []
-    reporter = FlagReporter(quiet=quiet or as_json)
-    result = measured.evaluate(cut_offs, min_train, reporter, beyond_accuracy=beyond_accuracy)
     baseline = popularity_ranker(model.interactions.train)
     popularity = measure(
         baseline, measured.seen, measured.relevant, cut_offs, min_train, beyond_accuracy=beyond_accuracy

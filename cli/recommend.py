@@ -21,7 +21,7 @@ from drm_triton.cli.output import (
     with_titles,
     write,
 )
-from drm_triton.cli.together import launched, settle
+from drm_triton.cli.together import launched, settle, use_own_gpu
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
 
@@ -143,6 +143,7 @@ def recommend(
         if out is None:
             raise InputError("several processes write parts: give --out, the directory for them")
         settle()
+        use_own_gpu()
         shard = f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}"
     if shard is not None:
         folder, part_of = _checked_shard(shard, everyone, form, out)

@@ -1,4 +1,4 @@
-"""`drm-triton train` in several processes: start them, and train in one of them."""
+"""Commands in several processes: start them, and do the work of one of them."""
 
 import ctypes
 import logging
@@ -17,7 +17,7 @@ import typer
 
 from drm_triton.cli.messages import print_error
 from drm_triton.errors import InputError
-from drm_triton.names import MAX_RANKS, LogTo
+from drm_triton.names import MAX_RANKS, RANK_TIMEOUT, LogTo
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
@@ -129,6 +129,14 @@ def settle() -> None:
             ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
+def use_own_gpu() -> None:
+    """Make the GPU of this process the current one, if there are GPUs. The processes of a machine take them in turn."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+
+
 def announce_restart(reporter: "Reporter", run: Path | None) -> None:
     """Say whether torchrun has started the processes again. Raise if it may do so and cannot find the run again."""
     from drm_triton.distributed.world import attempt, restarts
@@ -140,7 +148,7 @@ def announce_restart(reporter: "Reporter", run: Path | None) -> None:
 
 
 @contextmanager
-def in_world(devices: int | None, timeout: float) -> Iterator["World | None"]:
+def in_world(devices: int | None = None, timeout: float = RANK_TIMEOUT) -> Iterator["World | None"]:
     """Join the other processes if there are some, and leave them at the end. If several fail, one of them says why.
 
     Yield None in a single process.

@@ -20,7 +20,7 @@ from drm_triton.cli.options import config_options, given, option
 from drm_triton.cli.together import announce_restart, in_world, is_first, launch, launched, train_together
 from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
-from drm_triton.names import HEADLINE_METRICS, SPLIT_PARTS, LogTo
+from drm_triton.names import HEADLINE_METRICS, RANK_TIMEOUT, SPLIT_PARTS, LogTo
 
 if TYPE_CHECKING:
     from drm_triton.base_config import Config
@@ -65,8 +65,8 @@ def train(
         ),
     ] = None,
     timeout: Annotated[
-        float, option("Seconds that processes that train together wait for each other. [300]", FILES)
-    ] = 300,
+        float, option(f"Seconds that processes that train together wait for each other. [{RANK_TIMEOUT}]", FILES)
+    ] = RANK_TIMEOUT,
     log: Annotated[LogTo | None, option("Also log each epoch to this service.", FILES)] = None,
     quiet: Annotated[bool, option("Do not print progress.", FILES, "--quiet", "-q")] = False,
     as_json: Annotated[bool, option("Print the result as one JSON object.", FILES, "--json")] = False,

@@ -36,6 +36,7 @@ SoftTopK = Literal["neuralsort", "lapsum"]  # operators of `soft_topk`
 LOSSES = ("hinge", "drm", "mse", "softmax", "psl", "bpr")  # parts of an objective
 SPLIT_PARTS = ("train", "valid", "test")
 MAX_RANKS = 64  # processes that train together
+RANK_TIMEOUT = 300  # seconds that a rank waits for another
 METRICS = ("precision", "recall", "ndcg", "map", "map_k", "hit", "mrr")
 CUT_OFFS = (10, 50)  # K of the metrics, by default
 HEADLINE_METRICS = ("valid/ndcg@10", "valid/map@10", "valid/recall@50")  # shown in curves and after training

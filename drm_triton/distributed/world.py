@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drm_triton.errors import DrmError, InputError
+from drm_triton.names import RANK_TIMEOUT
 
-TIMEOUT = 300  # seconds that a rank waits for another
 STORE_TIMEOUT = 5  # seconds that a rank which fails waits for torchrun's store, before it reports the error itself
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")  # set by torchrun, besides MASTER_ADDR
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
@@ -87,14 +87,19 @@ class World:
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, store: dist.Store | None = None, local: int = 0, timeout: float = TIMEOUT
+        self,
+        rank: int = 0,
+        size: int = 1,
+        store: dist.Store | None = None,
+        local: int = 0,
+        timeout: float = RANK_TIMEOUT,
     ) -> None:
         self.rank, self.size, self.store, self.local, self.timeout = rank, size, store, local, timeout
         self.device = torch.device("cpu")
         self.sent = 0
 
     @classmethod
-    def joined(cls, timeout: float = TIMEOUT) -> World:
+    def joined(cls, timeout: float = RANK_TIMEOUT) -> World:
         """Join the world that torchrun has started, with the address and the numbers in its environment variables.
 
         Parameters

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.distributed.measure import gather_measured
+from drm_triton.distributed.rows import Division
+from drm_triton.distributed.world import World
 from drm_triton.errors import InputError
 from drm_triton.models import load
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 from drm_triton.progress import SILENT, Reporter
-from drm_triton.ranking.evaluate import Evaluation, evaluate
+from drm_triton.ranking.evaluate import Evaluation, average, evaluate_users
 from drm_triton.recommender import Recommender
 from drm_triton.training.run import dataset_of
 
@@ -56,15 +59,23 @@ class HeldOut:
         reporter: Reporter = SILENT,
         step: str = "ranking all items for every user",
         beyond_accuracy: bool = False,
+        world: World | None = None,
     ) -> Evaluation:
-        """Rank all unseen items for every user, and report the progress under the name `step`."""
-        with reporter.step(step, total=self.data.n_users, unit="users") as shown:
-            return evaluate(
+        """Rank all unseen items for every user, and report the progress under the name `step`.
+
+        In a world of several processes, each ranks for a part of the users. All of them return the same result.
+        """
+        n_users = self.data.n_users
+        own = slice(0, n_users) if world is None else Division(n_users, world.size).rows(world.rank)
+        with reporter.step(step, total=own.stop - own.start, unit="users") as shown:
+            measured = evaluate_users(
                 self.model.ranker(),
                 self.seen,
                 self.relevant,
+                range(own.start, own.stop),
                 ks,
                 min_train,
                 lambda done, total: shown.advance(done - shown.done),
                 beyond_accuracy,
             )
+            return average([measured] if world is None else gather_measured(world, measured))

@@ -109,6 +109,12 @@ def test_other_commands_read_the_run(nursery: Nursery, data: Path, tmp_path: Pat
         text = (measured + lists).replace(str(run), "RUN")
         results[run] = text, run_content(refitted), DRM.load(run).user_factors.numpy().tobytes()
     assert results[one] == results[two]
+    codes, texts = nursery.together(3, "evaluate", two, "--json")
+    assert codes == [0, 0, 0], texts
+    assert texts == [nursery.alone("evaluate", two, "--json")[1], "", ""], "the figures of one process, printed once"
+    codes, texts = nursery.together(2, "evaluate", tmp_path / "absent")
+    assert codes == [2, 2]
+    assert len(errors(texts)) == 1
 
 
 def test_more_processes_than_rows(nursery: Nursery, tmp_path: Path) -> None:
