@@ -3,7 +3,8 @@
     python -m bench.distributed [--scale 0.25] [--rounds 3] [--steps 20] [--network | --estimate]
 
 One process with all cores, and worlds of 1, 2 and 4 ranks that share the cores, take the same steps in turns, each in
-new processes. Time is the median of a step, then of the rounds. The plan counts what a rank sends in a step of lists:
+new processes. Time is the median of a step, then of the rounds. The time of the processor is that of all ranks, which
+other work on the machine changes less. The plan counts what a rank sends in a step of lists:
 
     f = (W - 1) / W      of the rows that are needed belong to another rank
     items = lists rho + groups eta, users = lists      rows that the lists of a rank need, at most
@@ -11,8 +12,8 @@ new processes. Time is the median of a step, then of the rounds. The plan counts
 
 that is ids and rows of items and users, then terms of items (row, source, coefficient, total, and a vector) and
 gradients of users. Rows that several lists need are counted once for each, so that the plan is an upper bound. Over the
-whole catalogue, a rank sends f (d + 1) 4 bytes for each row of the pool or catalogue that it fetches, and up to two
-sums of as many gradients.
+whole catalogue, a rank sends 4 f d bytes for each row of the pool or catalogue that it fetches, and one or two sums of
+as many gradients.
 
 --network takes the same steps on two hosts: network namespaces of this machine (root and iproute2 are needed), with a
 link of 1 Gbit/s between them. --estimate prints the table of estimates for GPUs in docs/scaling.md. Results:
@@ -125,10 +126,10 @@ def work(path: str, options: dict[str, Any], steps: int) -> None:
         state = initial_state(config, data.train, device)
         tables = resident() - before
         engine = SingleProcess(state, config, data, data.train, backend)
-    times, sent = [], 0
+    times, sent, processor = [], 0, 0.0
     for number in range(steps + 3):
         if number == 3:
-            sent = world.sent
+            sent, processor = world.sent, time.process_time()
         world.any(False)  # start together
         began = time.perf_counter()
         engine.step(min(state.position + config.batch_in_force, engine.n_lists), learning_rate(state, config, 10**9))
@@ -137,14 +138,15 @@ def work(path: str, options: dict[str, Any], steps: int) -> None:
             state.start_epoch()
     row = {
         "seconds": statistics.median(times[3:]),
+        "processor": (time.process_time() - processor) / steps,
         "sent": (world.sent - sent) / steps - 8 * (world.size - 1),  # without the signal to start
         "tables": tables,
         "checksum": sum(int(table.view(torch.int32).long().sum()) for table in (state.U, state.V)),
     }
     rows = world.gather_objects(row)
     if world.first:
-        total = {"checksum": sum(one["checksum"] for one in rows), "tables": max(one["tables"] for one in rows)}
-        print(json.dumps({**rows[0], "sent": max(one["sent"] for one in rows), **total}))
+        sums = {name: sum(one[name] for one in rows) for name in ("checksum", "processor")}
+        print(json.dumps({**rows[0], **sums, **{name: max(one[name] for one in rows) for name in ("sent", "tables")}}))
     world.leave()
 
 
@@ -235,6 +237,7 @@ def measure(path: Path, rounds: int, steps: int) -> list[Row]:
                 "ranks": world,
                 "seconds": seconds,
                 "rate": alone / seconds,
+                "processor": statistics.median(row["processor"] for row in several),
                 "sent": several[0]["sent"],
                 "planned": planned(options, world) if world and options["objective"] != "softmax" else None,
                 "tables": statistics.median(row["tables"] for row in several),
@@ -274,14 +277,16 @@ def report(stored: dict[str, Any]) -> str:
         f"{header['processor']}, {len(os.sched_getaffinity(0))} cores, {header['date'][:10]}, load {header['load']}. "
         f"Data: {stored['data']}. `python -m bench.distributed`.",
         "",
-        "| setting | ranks | ms a step | rate (one process: 1) | MB sent by a rank | planned, at most | MB of tables |",
-        "|---|---|---|---|---|---|---|",
+        "| setting | ranks | ms a step | rate (one process: 1) | processor ms, all ranks | MB sent by a rank | "
+        "planned, at most | MB of tables |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in stored["rows"]:
         planned_mb = "" if row["planned"] is None else f"{row['planned'] / 1e6:.2f}"
         lines.append(
             f"| {row['setting']} | {row['ranks'] or 'one process'} | {1e3 * row['seconds']:.1f} | {row['rate']:.2f} | "
-            f"{max(0, row['sent']) / 1e6:.2f} | {planned_mb} | {row['tables'] / 1e6:.0f} |"
+            f"{1e3 * row['processor']:.0f} | {max(0, row['sent']) / 1e6:.2f} | {planned_mb} | "
+            f"{row['tables'] / 1e6:.0f} |"
         )
     if stored.get("network"):
         lines += [

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from drm_triton.config import TrainConfig
-from drm_triton.kernels.catalogue import USERS_PER_TASK
 
-LEAST_UNIT, MOST_UNIT = USERS_PER_TASK, 1024
+LEAST_UNIT, MOST_UNIT = 64, 1024  # lists; products of matrices with fewer users take longer
 UNITS = 16  # of a batch, unless its units would be smaller or larger than these
 
 
@@ -26,7 +25,7 @@ def unit_of(config: TrainConfig) -> int:
     Examples
     --------
     >>> unit_of(TrainConfig()), unit_of(TrainConfig(batch_size=4096)), unit_of(TrainConfig(objective="hinge", share=64))
-    (32, 256, 64)
+    (64, 256, 64)
     """
     if config.negatives_in_force == "sampled":
         return -(-LEAST_UNIT // config.share) * config.share

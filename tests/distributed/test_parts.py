@@ -12,7 +12,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.distributed import start
 from drm_triton.distributed.measure import gather_measured
 from drm_triton.distributed.parts import parts_of, unit_of
-from drm_triton.distributed.rows import Division, fetch, whole_table
+from drm_triton.distributed.rows import Division, Wanted, fetch, whole_table
 from drm_triton.distributed.spectral import spectral_rows
 from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of, total_of_ranks
 from drm_triton.distributed.world import World
@@ -82,10 +82,21 @@ def test_rows_are_fetched_from_the_ranks_that_hold_them() -> None:
         wanted = [torch.arange(world.rank, 50, 7).int(), torch.tensor([], dtype=torch.int32)]
         if world.rank == 1:
             wanted[1] = torch.tensor([0, 3, 19], dtype=torch.int32)
-        found = fetch(world, list(zip(wanted, divisions, own, strict=True)))
+        tables = zip(wanted, divisions, own, strict=True)
+        found = fetch(world, [Wanted.ascending(rows, division, held, world.rank) for rows, division, held in tables])
         assert torch.equal(found[0], users[wanted[0].long()])
         assert torch.equal(found[1], items[wanted[1].long()])
         assert torch.equal(whole_table(world, own[0]), users)
+        # Each rank wants all items in an order of its own, and knows that the others do.
+        order = [torch.randperm(20, generator=torch.Generator().manual_seed(q)).int() for q in range(world.size)]
+        places = [divisions[1].positions(rows) for rows in order]
+        mine = places[world.rank]
+        (found_items,) = fetch(
+            world,
+            [Wanted(own[1], divisions[1].bounds[world.rank], [order[world.rank][at] for at in mine], mine)],
+            [[rows[at[world.rank]]] for rows, at in zip(order, places, strict=True)],
+        )
+        assert torch.equal(found_items, items[order[world.rank].long()])
 
     run_ranks(3, rank)
 
