@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -56,6 +56,7 @@ class TargetUsers:
     seen : CSR, the items that a user already has
     has_query : bool [m]; a user without a query gets the most popular items
     queries : maps rows [b] to the queries of an index
+    removed : position of a user without a row -> codes of the items that the user has by pairs that a filter removed
     """
 
     ids: pl.Series
@@ -63,14 +64,19 @@ class TargetUsers:
     seen: CSR
     has_query: NDArray[np.bool_]
     queries: Callable[[NDArray[np.int64]], Queries]
+    removed: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def seen_by(self, positions: NDArray[np.int64]) -> CSR:
-        """Return what some users have, none for those without a row: CSR [b, N]."""
+        """Return what some users have: CSR [b, N]."""
         rows = self.rows[positions]
         if (rows >= 0).all():
             return self.seen.take(rows)
         nothing = self.seen.indices[:0]
-        return CSR.from_rows([self.seen.row(r) if r >= 0 else nothing for r in rows], self.seen.shape[1])
+        found = [
+            self.seen.row(r) if r >= 0 else self.removed.get(p, nothing)
+            for r, p in zip(rows, positions.tolist(), strict=True)
+        ]
+        return CSR.from_rows(found, self.seen.shape[1])
 
     def nobody(self) -> TargetUsers:
         """Return the same without users."""
@@ -98,7 +104,13 @@ def known_users(
     cold : bool [M], users who need no interactions; none by default
     """
     ids, codes, has_query = find_users(users, data, unknown, cold)
-    return TargetUsers(ids, codes, data.owned, has_query, queries)
+    outside = np.flatnonzero(codes < 0)
+    removed: dict[int, NDArray[np.int32]] = {}
+    if len(outside):
+        others, items = data.removed_users
+        rows = lookup(ids[outside], others)
+        removed = {position: items.row(row) for position, row in zip(outside.tolist(), rows, strict=True) if row >= 0}
+    return TargetUsers(ids, codes, data.owned, has_query, queries, removed)
 
 
 def new_users(
