@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -49,6 +50,25 @@ def test_prepare_a_table(run: Run) -> None:
     assert code == 0
     assert "interactions" in out
     assert "read: 200 rows" in err
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        ("1::1193::5::978300760\n1::661::3::978302109\n", "user,item,rating,timestamp"),
+        ("ann;x;2024-04-02;4,5;blue\nbob;y;2024-04-03;3,5;red\n", "user,item,timestamp,rating"),
+        ("1::1::1\n1::2::3\n", "user,item,rating"),  # a header would repeat a name
+        ("1\t10\n2\t11\n", "user,item"),
+    ],
+)
+def test_a_file_without_a_header_gets_a_command_that_works(run: Run, rows: str, columns: str) -> None:
+    Path("my ratings.dat").write_text(rows)
+    error = fails(run, "prepare", "table", "--raw", "my ratings.dat", "--out", "d", "-q")
+    assert f"here perhaps --columns {columns}. " in error
+    program, *command = shlex.split(error.rpartition("The whole command: ")[2])
+    assert (program, command[-2:]) == ("drm-triton", ["--columns", columns])
+    assert run(*command)[0] == 0
+    assert Dataset.load("d").n_interactions == 2
 
 
 def test_json_prints_one_object(run: Run) -> None:

@@ -13,7 +13,16 @@ from typing import Any, Literal
 import polars as pl
 
 from drm_triton.data.frames import from_pandas
-from drm_triton.data.prepare.columns import ROLES, find_columns, listing, plain, spells
+from drm_triton.data.prepare.columns import (
+    ROLES,
+    NoColumnError,
+    NoHeaderError,
+    find_columns,
+    listing,
+    looks_like_data,
+    plain,
+    spells,
+)
 from drm_triton.data.prepare.description import column_notes
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import InputFile, Inputs
@@ -85,7 +94,13 @@ def read_tables(
                 raise
             scanned = _without_bad_lines(inputs, scanned, given, bool(file_format.skip_bad_rows))
             columns = scanned.columns()
-        found = find_columns(columns, given, file.name, _headerless_hint(columns))
+        try:
+            found = find_columns(columns, given, file.name)
+        except NoColumnError as error:
+            row = [column.partition("_duplicated_")[0] for column in columns]  # equal values got different names
+            if scanned.kind == "text" and not file_format.columns and looks_like_data(row):
+                raise NoHeaderError(error, row) from None
+            raise
         used = _used(found, file_format, file.name)
         tables.append(_table(inputs, scanned, used, columns, file_format))
         kinds.add(scanned.kind)
@@ -263,13 +278,6 @@ def scan(inputs: Inputs, file: InputFile, file_format: FileFormat) -> Scanned:
 def _scan_lines(file: InputFile, sample: int | None) -> pl.LazyFrame:
     """Open JSON lines. The first `sample` lines decide the types of the columns, or all."""
     return pl.scan_ndjson(glob.escape(str(file.path)), infer_schema_length=sample)  # it has no glob=False
-
-
-def _headerless_hint(columns: Sequence[str]) -> str:
-    """Return advice for a file whose first row looks like data, or ""."""
-    if not any(c.strip().lstrip("-").replace(".", "", 1).isdigit() for c in columns):
-        return ""
-    return "; the first row looks like data: give `columns` user,item,... if the file has no header"
 
 
 def _refuse_columns(file: InputFile, file_format: FileFormat) -> None:
