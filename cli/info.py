@@ -105,8 +105,10 @@ def describe(data: "Dataset", path: Path) -> None:
     total = max(data.n_interactions, 1)
     for name in ("train", "valid", "test"):
         print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
-    if facts["dropped"]:
-        print(f"{'dropped by filters':<22}{facts['dropped']:>14,}  never recommended, not learned from")
+    of_bad_rows = (facts["skipped"] or {}).get("pairs", 0)
+    for name, pairs in (("dropped by filters", facts["dropped"] - of_bad_rows), ("in bad rows only", of_bad_rows)):
+        if pairs:
+            print(f"{name:<22}{pairs:>14,}  never recommended, not learned from")
     for line in _columns(data.meta):
         print(line)
     for name, entry in (data.meta.get("attributes") or {}).items():

@@ -177,6 +177,8 @@ class Dataset:
 
     def with_dropped(self, rows: pl.DataFrame) -> Dataset:
         """Return a copy that knows more pairs that a filter removed: rows with columns user and item, by id."""
+        if self.dropped_elsewhere is not None:
+            rows = pl.concat([self.dropped_elsewhere, rows])
         added, elsewhere = encode_dropped(rows, self.user_ids, self.item_ids, self.owned)
         dropped = _union(self.dropped, added)
         meta = {name: value for name, value in self.meta.items() if name not in _DROPPED}

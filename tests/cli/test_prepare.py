@@ -137,6 +137,17 @@ def test_what_was_taken_for_what_is_printed(run: Run) -> None:
     assert facts["skipped"]["rows"] == 1
 
 
+def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
+    Path("r.csv").write_text(GOOD + "1,9,bad,0\n1,3,bad,0\n")
+    Path("bad.csv").write_text("user,item,rating\n1,1,5\n1,2,bad\n2,2,4\n")
+    options = ["--min-rating", 3, "--skip-bad-rows", "-q"]
+    for file, filtered in (("r.csv", True), ("bad.csv", False)):
+        code, out, _ = run("prepare", "table", "--raw", file, "--out", file[:-4], *options)
+        assert code == 0
+        assert ("dropped by filters" in out) == filtered
+        assert ("in bad rows only                   1  never recommended" in out) != filtered
+
+
 def test_a_column_of_weights_is_printed(run: Run) -> None:
     Path("r.csv").write_text("userID,artistID,weight\n1,2,352698\n1,3,1\n")
     code, out, _ = run("prepare", "table", "--raw", "r.csv", "--out", "d", "--weight", "weight", "-q")

@@ -78,7 +78,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     with reporter.step("read") as step:
         rows = collect(raw, options)
         frame, described = rows.frame, describe_rows(rows)
-        dropped += [] if rows.known is None else [rows.known]
+        bad = rows.known
         warn_skipped(rows)
         step.note(f"{len(frame):,} rows")
         del rows
@@ -127,8 +127,17 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
     data = Dataset(train, valid, test, user_ids.to_frame(), with_titles(item_ids, raw), meta)
-    removed_rows = pl.concat(dropped)
-    return data.with_dropped(removed_rows) if len(removed_rows) else data
+    return with_removed(data, pl.concat(dropped), bad)
+
+
+def with_removed(data: Dataset, filtered: pl.DataFrame, bad: pl.DataFrame | None) -> Dataset:
+    """Return a data set that knows the pairs that filters removed, and those of bad rows, which are counted apart."""
+    data = data.with_dropped(filtered) if len(filtered) else data
+    if bad is None or bad.is_empty():
+        return data
+    both = data.with_dropped(bad)
+    both.meta["skipped"]["pairs"] = both.dropped.nnz - data.dropped.nnz
+    return both
 
 
 def weigh_events(frame: pl.DataFrame, event_weight: Mapping[str, float]) -> tuple[pl.DataFrame, pl.DataFrame]:

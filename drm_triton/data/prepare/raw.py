@@ -92,6 +92,7 @@ class RawTable:
     part : train, valid or test if the files are already split; either all tables have a part or none
     repair : returns the table without the lines that cannot be read, if the file consists of lines
     skipped, first_skipped : number of lines that were left out, and the first of them, for messages
+    rows_before_skipped : number of rows before the first of them
     """
 
     name: str
@@ -104,6 +105,7 @@ class RawTable:
     repair: Callable[[], RawTable] | None = None
     skipped: int = 0
     first_skipped: str = ""
+    rows_before_skipped: int = 0
 
     @contextmanager
     def read_errors(self) -> Iterator[None]:
