@@ -137,6 +137,21 @@ def test_what_was_taken_for_what_is_printed(run: Run) -> None:
     assert facts["skipped"]["rows"] == 1
 
 
+def test_titles_are_counted(run: Run) -> None:
+    Path("r.csv").write_text(GOOD)
+    Path("names.csv").write_text("genre,movieId,name\n" + "".join(f"x,{i},film {i}\n" for i in range(3, 12)))
+    command = ["prepare", "table", "--raw", "r.csv", "--out", "d", "-q"]
+    code, out, _ = run(*command, "--titles", "names.csv")
+    assert code == 0
+    lines = " ".join(out.split())
+    assert "titles: 7 of 10 items have one, 3 have none (names.csv: item ← movieId, title ← name)" in lines
+    assert max(map(len, out.splitlines())) <= 80
+    assert run("info", "d")[1] == out
+    described = {"found": 7, "missing": 3, "file": "names.csv", "item": "movieId", "title": "name"}
+    assert json.loads(run("info", "d", "--json")[1])["titles"] == described
+    assert "titles" not in run(*command, "--overwrite")[1]
+
+
 def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
     Path("r.csv").write_text(GOOD + "1,9,bad,0\n1,3,bad,0\n")
     Path("bad.csv").write_text("user,item,rating\n1,1,5\n1,2,bad\n2,2,4\n")

@@ -129,6 +129,8 @@ class RawInteractions:
         such as 007 would change. Blanks around an id are removed.
     titles : LazyFrame, optional
         Columns ``item`` and ``title``.
+    title_columns : mapping
+        Of a table of titles that the user gave: its ``file``, and its columns of ``item`` and ``title``.
     files : paths
         The input files. Their checksums are recorded.
     own_filter : (description, function), optional
@@ -145,6 +147,7 @@ class RawInteractions:
     tables: Sequence[RawTable]
     text: bool = False
     titles: pl.LazyFrame | None = None
+    title_columns: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[Path] = field(default_factory=tuple)
     own_filter: tuple[str, Callable[[pl.LazyFrame], pl.LazyFrame]] | None = None
     weight: str | None = None

@@ -25,7 +25,7 @@ from drm_triton.data.prepare.columns import (
 )
 from drm_triton.data.prepare.description import column_notes
 from drm_triton.data.prepare.failures import read_errors
-from drm_triton.data.prepare.inputs import InputFile, Inputs, SkippedLines
+from drm_triton.data.prepare.inputs import InputFile, Inputs, SkippedLines, printable
 from drm_triton.data.prepare.raw import SKIP_LINES, FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.text import first_lines, scan_text, to_utf8
 from drm_triton.errors import InputError
@@ -234,8 +234,8 @@ def read_frame(frame: Any, file_format: FileFormat) -> RawInteractions:
     return replace(raw, weight=used.get("event") or used.get("weight"))
 
 
-def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.LazyFrame:
-    """Read a table of items. Return columns ``item`` and ``title``."""
+def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> tuple[pl.LazyFrame, dict[str, str]]:
+    """Read a table of items. Return columns ``item`` and ``title``, and the names of file and columns."""
     frame = scan(inputs, file, file_format).frame
     with read_errors(file.name):
         columns = frame.collect_schema().names()
@@ -247,7 +247,8 @@ def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.
             f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
             f"its columns are {listing(columns)}"
         )
-    return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
+    described = {"file": printable(file.on_disk.name), "item": item, "title": title}
+    return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title")), described
 
 
 def scan(inputs: Inputs, file: InputFile, file_format: FileFormat) -> Scanned:
