@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from drm_triton.data.dropped import elsewhere_problem, encode_dropped, removed_u
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import encode, given_ids
 from drm_triton.data.split import PAPER_RATIOS
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.names import MAX_INT32, SPLIT_PARTS, DecimalMark, SplitName
 
 __all__ = ["CSR", "Dataset"]
@@ -519,11 +518,9 @@ def _positive_entries(matrix: Any) -> tuple[Any, Any]:
     bad = int((values <= 0).sum()) if values.dtype.kind in "fiu" else 0
     if not bad:
         return matrix, None
-    warnings.warn(
+    warn(
         f"{bad:,} of {len(values):,} entries of the matrix are 0 or less and are left out, as they do not say that the "
-        "user likes the item; they are not recommended either. `Dataset.from_csr` takes every stored entry",
-        UserWarning,
-        stacklevel=5,
+        "user likes the item; they are not recommended either. `Dataset.from_csr` takes every stored entry"
     )
     positive, others = matrix.copy(), matrix.copy()
     positive.data[values <= 0] = 0

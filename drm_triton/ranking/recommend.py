@@ -14,9 +14,6 @@ The queries are vectors of users, for a `TopKIndex`, or their items, for an `Ite
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
@@ -30,7 +27,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.names import Unknown
 from drm_triton.ranking.known_first import Index
 from drm_triton.ranking.popular import PopularIndex
@@ -414,12 +411,3 @@ def _alternatives(kind: str) -> str:
         f'use `unknown="skip"` to skip such {kind}s, or `unknown="popular"` to recommend the most popular items '
         f"{recipients}"
     )
-
-
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the line outside this package that made the call."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)

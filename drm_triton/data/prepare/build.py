@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -27,7 +26,7 @@ from drm_triton.data.prepare.read import IDS, Rows, collect
 from drm_triton.data.prepare.spill import Pairs, stored_codes
 from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.names import SplitName
 from drm_triton.progress import SILENT, Reporter
 
@@ -175,11 +174,9 @@ def keep_rated(
         advice += f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
         if raw.has_columns:
             advice += ("" if raw.is_split else ", and ") + "`rating` '' ignores all ratings"
-        warnings.warn(
+        warn(
             f"{len(others):,} of {len(frame):,} rows of {raw.name} have a rating of 0 or less and are left out, as "
-            f"they do not say that the user likes the item; {advice}",
-            UserWarning,
-            stacklevel=4,
+            f"they do not say that the user likes the item; {advice}"
         )
     return kept.drop("keep", "rating"), others
 
@@ -188,11 +185,7 @@ def warn_skipped(rows: Rows) -> None:
     """Warn of rows that were skipped."""
     if rows.skipped:
         total = rows.skipped + len(rows.frame)
-        warnings.warn(
-            f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}",
-            UserWarning,
-            stacklevel=4,
-        )
+        warn(f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}")
 
 
 def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions) -> None:
@@ -202,11 +195,9 @@ def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions)
             continue
         missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
         if len(missing):
-            warnings.warn(
+            warn(
                 f"{raw.name} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
-                "`skip_bad_rows` to leave out these rows if it means that the id is missing",
-                UserWarning,
-                stacklevel=4,
+                "`skip_bad_rows` to leave out these rows if it means that the id is missing"
             )
 
 

@@ -26,7 +26,8 @@ _PATTERNS = (
 
 def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
     """Read one or several files. Of a zip file, read every member that looks like a table."""
-    titles, described = None, {}
+    titles = None
+    described: dict[str, str] = {}
     if file_format.titles:
         title_inputs = Inputs([file_format.titles], inputs.scratch, "titles")
         # The file of titles has its own header, separator and column names.
