@@ -9,6 +9,7 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
+from drm_triton.cli.output import check_file
 from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 
@@ -38,11 +39,13 @@ def evaluate(
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file --per-user.")] = False,
     by_activity: Annotated[
         bool,
         typer.Option(
             "--by-activity",
-            help="Also print metrics for groups of users by number of training items, and plot them in RUN.",
+            help="Also print metrics for groups of users by number of training items, and plot them in RUN. An older "
+            "plot is replaced.",
         ),
     ] = False,
     beyond_accuracy: Annotated[
@@ -77,7 +80,7 @@ def evaluate(
     if min_train is not None:
         check_min_train(min_train)
     if per_user is not None:
-        atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
+        check_file(per_user, "per_user", overwrite, "give another `per_user`")  # before the slow steps
     with first_word(quiet or as_json):
         from drm_triton.ranking.evaluate import by_activity as grouped
         from drm_triton.ranking.evaluate import evaluate as measure
