@@ -37,9 +37,9 @@ def kernels(
             "--tune", help="Instead, choose launch options for these sizes on this GPU and store them for later runs."
         ),
     ] = False,
-    out: Annotated[Path, typer.Option(help="Directory for kernels.csv, kernels.json and plots.")] = Path(
-        "bench-results"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Directory for kernels.csv, kernels.json and plots, which replace older ones.")
+    ] = Path("bench-results"),
 ) -> None:
     """Compare the kernels with plain torch, and measure their time for different sizes.
 

@@ -15,7 +15,11 @@ def doctor(
         bool, typer.Option("--deep", help="Check values and speed of the default backend over many sizes, in minutes.")
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="With --deep: file for the findings, without personal data, to send with an issue.")
+        Path,
+        typer.Option(
+            help="With --deep: file for the findings, without personal data, to send with an issue. Older findings in "
+            "it are replaced."
+        ),
     ] = Path(NAME),
 ) -> None:
     """Check the installation: print versions, processor, GPU and memory, and test each backend in seconds.

@@ -9,6 +9,7 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
+from drm_triton.cli.output import check_file
 from drm_triton.cli.together import in_world, is_first, use_own_gpu
 from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
@@ -39,11 +40,13 @@ def evaluate(
     per_user: Annotated[
         Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file --per-user.")] = False,
     by_activity: Annotated[
         bool,
         typer.Option(
             "--by-activity",
-            help="Also print metrics for groups of users by number of training items, and plot them in RUN.",
+            help="Also print metrics for groups of users by number of training items, and plot them in RUN. An older "
+            "plot is replaced.",
         ),
     ] = False,
     beyond_accuracy: Annotated[
@@ -75,13 +78,13 @@ def evaluate(
     from drm_triton.cli.messages import FlagReporter, first_word
     from drm_triton.data import find_dataset
 
-    cut_offs = None if k is None else parse_cut_offs(k)
-    if min_train is not None:
-        check_min_train(min_train)
-    if per_user is not None:
-        atomic.check_file(per_user, "give another `per_user`")  # before the slow steps
     reporter = FlagReporter(quiet=quiet or as_json or not is_first())
     with in_world() as world:
+        cut_offs = None if k is None else parse_cut_offs(k)
+        if min_train is not None:
+            check_min_train(min_train)
+        if per_user is not None:
+            check_file(per_user, "per_user", overwrite, "give another `per_user`")  # before the slow steps
         with first_word(reporter.quiet):
             from drm_triton.ranking.evaluate import by_activity as grouped
             from drm_triton.ranking.evaluate import evaluate as measure

@@ -71,6 +71,7 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "leaderboard": [result.to_dict() for result in leaderboard(data.meta)],
         "options": data.meta.get("options"),
         "columns": data.meta.get("columns"),
+        "titles": _titles(data),
         "ignored_columns": data.meta.get("ignored_columns"),
         "notes": data.meta.get("notes"),
         "skipped": data.meta.get("skipped"),
@@ -105,10 +106,17 @@ def describe(data: "Dataset", path: Path) -> None:
     total = max(data.n_interactions, 1)
     for name in ("train", "valid", "test"):
         print(f"{name:<22}{facts[name]:>14,}{facts[name] / total:>14.1%}")
-    if facts["dropped"]:
-        print(f"{'dropped by filters':<22}{facts['dropped']:>14,}  never recommended, not learned from")
+    of_bad_rows = (facts["skipped"] or {}).get("pairs", 0)
+    for name, pairs in (("dropped by filters", facts["dropped"] - of_bad_rows), ("in bad rows only", of_bad_rows)):
+        if pairs:
+            print(f"{name:<22}{pairs:>14,}  never recommended, not learned from")
     for line in _columns(data.meta):
         print(line)
+    titles = facts["titles"]
+    if titles:
+        origin = f" ({titles['file']}: item ← {titles['item']}, title ← {titles['title']})" if "file" in titles else ""
+        counts = f"{titles['found']:,} of {data.n_items:,} items have one, {titles['missing']:,} have none"
+        print(_line(f"titles: {counts}{origin}", 8))
     for name, entry in (data.meta.get("attributes") or {}).items():
         columns = "; ".join(f"{column} ({kind})" for column, kind in entry["columns"].items()) or "none"
         print(textwrap.fill(f"attributes of {name}: {columns}", 80, initial_indent="\n", subsequent_indent="  "))
@@ -154,6 +162,14 @@ def _columns(meta: Mapping[str, Any]) -> list[str]:
         lines.append(_line(f"ignored: {shown}", 9))
     flags = {name: f"--{name.replace('_', '-')}" for name in ("weight", "rating", "event_weight")}
     return lines + [_line(f"note: {in_flags(note, flags)}", 6) for note in meta.get("notes") or ()]
+
+
+def _titles(data: "Dataset") -> dict[str, Any] | None:
+    """Return how many items have a title, and the columns they come from, or None if the data has no titles."""
+    if data.item_titles is None:
+        return None
+    found = data.item_titles.count()
+    return {"found": found, "missing": data.n_items - found, **(data.meta.get("title_columns") or {})}
 
 
 def _value(role: str, value: Any) -> str:

@@ -28,7 +28,7 @@ FormatOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.", show_default=False)
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite/--no-overwrite", help="Replace an existing file --out.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file --out.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")]
 
 
@@ -45,10 +45,23 @@ def check_output(form: OutputFormat | None, out: Path | None, overwrite: bool) -
     if out is None and chosen == "parquet":
         raise InputError("`form=parquet` needs `out`: it is not text")
     if out is not None:
-        atomic.check_file(out, "give another `out`, or leave it out to print")
-        if out.exists() and not overwrite:
-            raise InputError(f"`out` {out} already exists; give another, or use `overwrite` to replace it")
+        check_file(out, "out", overwrite, "give another `out`, or leave it out to print")
     return chosen
+
+
+def check_file(file: Path, option: str, overwrite: bool, advice: str) -> None:
+    """Refuse a file that cannot be written, or that exists if it must not be replaced, before any work is done.
+
+    Parameters
+    ----------
+    file : file to write later
+    option : name of the option that gives it
+    overwrite : an existing file may be replaced
+    advice : what to do if it cannot be written
+    """
+    atomic.check_file(file, advice)
+    if file.exists() and not overwrite:
+        raise InputError(f"`{option}` {file} already exists; give another, or use `overwrite` to replace it")
 
 
 def write(frames: Iterable["pl.DataFrame"], form: OutputFormat, out: Path | None) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shlex
+import sys
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -216,6 +218,7 @@ def prepare(
     with first_word(quiet):
         from drm_triton.data.prepare import pipeline
         from drm_triton.data.prepare.build import BuildOptions
+        from drm_triton.data.prepare.columns import NoHeaderError
         from drm_triton.data.prepare.parts import PartsOptions
         from drm_triton.data.prepare.raw import FileFormat
         from drm_triton.data.prepare.sources import find_source
@@ -291,19 +294,23 @@ def prepare(
         data = pipeline.prepare_synthetic_melon(shape, out, options, overwrite, reporter)
     else:
         own_filter = min_user is None and min_item is None  # given counts replace the filter of the source
-        data = pipeline.prepare(
-            chosen,
-            raw or None,
-            out,
-            file_format,
-            parts_options if is_split else options,
-            overwrite,
-            reporter,
-            own_filter,
-            download,
-            parts or None,
-            tables,
-        )
+        try:
+            data = pipeline.prepare(
+                chosen,
+                raw or None,
+                out,
+                file_format,
+                parts_options if is_split else options,
+                overwrite,
+                reporter,
+                own_filter,
+                download,
+                parts or None,
+                tables,
+            )
+        except NoHeaderError as error:
+            command = ["drm-triton", *sys.argv[1:], "--columns", ",".join(error.columns)]
+            raise InputError(f"{error}. The whole command: {shlex.join(command)}") from None
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:

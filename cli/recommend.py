@@ -109,13 +109,9 @@ def recommend(
     form: FormatOption = None,
     out: OutOption = None,
     overwrite: Annotated[
-        bool | None,
-        typer.Option(
-            "--overwrite/--no-overwrite",
-            help=r"Replace an existing file --out, or a part of another model. \[yes; with --shard: no]",
-            show_default=False,
-        ),
-    ] = None,
+        bool,
+        typer.Option("--overwrite", help="Replace an existing file --out, or with --shard a part of another model."),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Print the best items for users, with scores. Ids are those of your data.
@@ -147,7 +143,7 @@ def recommend(
         shard = f"{os.environ['RANK']}/{os.environ['WORLD_SIZE']}"
     if shard is not None:
         folder, part_of = _checked_shard(shard, everyone, form, out)
-    chosen = check_output(form, out, overwrite is not False) if shard is None else "parquet"
+    chosen = check_output(form, out, overwrite) if shard is None else "parquet"
 
     from drm_triton.cli.messages import FlagReporter, first_word
 
@@ -180,7 +176,7 @@ def recommend(
             files = {name: sha256([file])[0]["sha256"] for name, file in (("only", only), ("without", without)) if file}
             rules = {"where": where, "at_most": selection["at_most"], "diversity": diversity}
             part = Part(folder, part_of, described(run) | {"shard": str(part_of)} | options | rules | files)
-            if part.is_whole(overwrite is True):
+            if part.is_whole(overwrite):
                 reporter.line(f"recommend: {part.file} is whole, nothing to do")
                 return
             model, write_all = load_shard(run, part_of), part.write

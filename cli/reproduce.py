@@ -102,7 +102,8 @@ def reproduce(
         typer.Option(
             "--out",
             "-o",
-            help=r"Directory for the table as .md, .tex and .json, and the picture. \[reproduce/WHAT-DATASET]",
+            help="Directory for the table as .md, .tex and .json, and the picture, which replace older ones. "
+            r"\[reproduce/WHAT-DATASET]",
             show_default=False,
         ),
     ] = None,

@@ -30,7 +30,7 @@ def similar(
     k: Annotated[int, typer.Option("--k", "-k", help="Number of similar items or users to print for each.")] = 10,
     form: FormatOption = None,
     out: OutOption = None,
-    overwrite: OverwriteOption = True,
+    overwrite: OverwriteOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Print the items most similar to an item, or the users most similar to a user, with scores.

@@ -1,12 +1,14 @@
 """What all models can do besides recommending: refit, measure, score pairs, and parameters as in scikit-learn."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+import scipy.sparse
 import torch
 
 from drm_triton import DRM, Dataset, TrainConfig
@@ -29,6 +31,24 @@ def small_data(seed: int = 0) -> Dataset:
 
 
 # -- held-out interactions ---------------------------------------------------------------------------------------------
+
+
+RATED = pl.DataFrame({"user": [1, 1, 2, 2], "item": [1, 2, 1, 3], "rating": [5, 0, 4, 4]})
+WARNED: dict[str, Callable[[], object]] = {  # each in one line, to which the warning must point
+    "fit": lambda: DRM(factors=2, epochs=1).fit(RATED),
+    "fit a matrix": lambda: DRM(factors=2, epochs=1).fit(scipy.sparse.csr_matrix([[1, -1], [1, 0]])),
+    "partial_fit": lambda: DRM(factors=2, epochs=1).fit(RATED[["user", "item"]]).partial_fit(RATED),
+    "from_frame": lambda: Dataset.from_frame(RATED, ratios=(1, 0, 0)),
+    "skip": lambda: Dataset.from_frame(pl.DataFrame({"user": [1, None], "item": [1, 2]}), skip_bad_rows=True),
+    "unvalidated": lambda: DRM(factors=2, epochs=1).fit(Dataset.from_csr(([0, 1], [0]), ([0, 1], [1]), n_items=2)),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_warning_points_to_the_line_of_the_caller(name: str) -> None:
+    with pytest.warns(UserWarning, match="left out|no user has") as warned:
+        WARNED[name]()
+    assert {Path(warning.filename) for warning in warned} == {Path(__file__)}
 
 
 def test_a_model_that_has_not_learned_from_all_says_so_once() -> None:

@@ -20,13 +20,7 @@ def content_checksum(data: Dataset) -> str:
     """Return the checksum of what a model learns from and is measured on: ids, interactions, weights, attributes."""
     digest = hashlib.sha256()
     for ids in (data.user_ids, data.item_ids):
-        if ids.dtype == pl.String:
-            digest.update(b"text")
-            digest.update(ids.str.len_bytes().to_numpy().astype("<u4").tobytes())
-            digest.update("".join(ids).encode())
-        else:
-            digest.update(b"int")
-            digest.update(ids.to_numpy().astype("<i8").tobytes())
+        _update_ids(digest, ids)
     for matrix in (data.train, data.valid, data.test):
         _update(digest, matrix)
     for table in (data.users, data.items):
@@ -42,9 +36,27 @@ def matrix_checksum(matrix: CSR) -> str:
     return digest.hexdigest()
 
 
+def rows_checksum(rows: pl.DataFrame) -> str:
+    """Return the checksum of rows of a user and an item, by external ids."""
+    digest = hashlib.sha256()
+    for ids in (rows["user"], rows["item"]):
+        _update_ids(digest, ids)
+    return digest.hexdigest()
+
+
 def text_checksum(texts: pl.Series) -> str:
     """Return the checksum of texts, some of which may be null."""
     return hashlib.sha256(json.dumps(texts.to_list()).encode()).hexdigest()
+
+
+def _update_ids(digest: hashlib._Hash, ids: pl.Series) -> None:
+    if ids.dtype == pl.String:
+        digest.update(b"text")
+        digest.update(ids.str.len_bytes().to_numpy().astype("<u4").tobytes())
+        digest.update("".join(ids).encode())
+    else:
+        digest.update(b"int")
+        digest.update(ids.to_numpy().astype("<i8").tobytes())
 
 
 def _update(digest: hashlib._Hash, matrix: CSR) -> None:

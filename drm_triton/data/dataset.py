@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +14,18 @@ from numpy.typing import NDArray
 
 from drm_triton import atomic
 from drm_triton.data import attributes, store, verify
-from drm_triton.data.checksums import content_checksum, matrix_checksum, text_checksum
+from drm_triton.data.checksums import content_checksum, matrix_checksum, rows_checksum, text_checksum
 from drm_triton.data.csr import CSR, columns_of
-from drm_triton.data.dropped import encode_dropped
+from drm_triton.data.dropped import elsewhere_problem, encode_dropped, removed_users
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import encode, given_ids
 from drm_triton.data.split import PAPER_RATIOS
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.names import MAX_INT32, SPLIT_PARTS, DecimalMark, SplitName
 
 __all__ = ["CSR", "Dataset"]
+
+_DROPPED = ("dropped", store.ELSEWHERE)  # entries of `meta` that describe the stored pairs
 
 
 class Dataset:
@@ -61,7 +62,7 @@ class Dataset:
             raise InputError("Dataset: either all of `train`, `valid` and `test` have weights, or none of them")
         self.train, self.valid, self.test = train, valid, test
         self.dropped = CSR.empty(train.shape) if dropped is None else dropped
-        self.dropped_elsewhere: pl.DataFrame | None = None  # removed rows of users and items that are not here, by id
+        self._dropped_elsewhere: pl.DataFrame | None = None
         self._users, self._items = users, items
         self.meta = meta or {}
         self.path = path
@@ -96,6 +97,22 @@ class Dataset:
     def owned(self) -> CSR:
         """The items that each user has: `liked` and `dropped`."""
         return _union(self.liked, self.dropped)
+
+    @property
+    def dropped_elsewhere(self) -> pl.DataFrame | None:
+        """Removed pairs whose user or item is not in the data set: columns user and item, by id. None if none."""
+        if self._dropped_elsewhere is None and self.path is not None and self.meta.get(store.ELSEWHERE):
+            self._dropped_elsewhere = store.read_table(self.path, store.ELSEWHERE)
+        return self._dropped_elsewhere
+
+    @dropped_elsewhere.setter
+    def dropped_elsewhere(self, rows: pl.DataFrame | None) -> None:
+        self._dropped_elsewhere = rows
+
+    @cached_property
+    def removed_users(self) -> tuple[pl.Series, CSR]:
+        """Users who are not in the data set but have items of it, by removed pairs: ids [m] and CSR [m, n_items]."""
+        return removed_users(self.dropped_elsewhere, self.item_ids)
 
     @cached_property
     def popularity(self) -> NDArray[np.int64]:
@@ -153,15 +170,17 @@ class Dataset:
         """
         all_users, all_items = _joined(self.users, users, "user"), _joined(self.items, items, "item")
         train, valid, test = (getattr(self, name).extended((len(all_users), len(all_items))) for name in SPLIT_PARTS)
-        meta = {name: value for name, value in self.meta.items() if name not in ("checksum", "dropped")}
+        meta = {name: value for name, value in self.meta.items() if name not in ("checksum", *_DROPPED)}
         data = Dataset(train, valid, test, all_users, all_items, meta, dropped=self.dropped.extended(train.shape))
         return data if self.dropped_elsewhere is None else data.with_dropped(self.dropped_elsewhere)
 
     def with_dropped(self, rows: pl.DataFrame) -> Dataset:
         """Return a copy that knows more pairs that a filter removed: rows with columns user and item, by id."""
+        if self.dropped_elsewhere is not None:
+            rows = pl.concat([self.dropped_elsewhere, rows])
         added, elsewhere = encode_dropped(rows, self.user_ids, self.item_ids, self.owned)
         dropped = _union(self.dropped, added)
-        meta = {name: value for name, value in self.meta.items() if name != "dropped"}
+        meta = {name: value for name, value in self.meta.items() if name not in _DROPPED}
         data = Dataset(self.train, self.valid, self.test, self.users, self.items, meta, dropped=dropped)
         data.dropped_elsewhere = elsewhere if len(elsewhere) else None
         return data
@@ -228,6 +247,11 @@ class Dataset:
         dropped = self.meta.get("dropped") or {}
         if problem is None and dropped.get("checksum") not in (None, matrix_checksum(self.dropped)):
             problem = "the dropped pairs do not have the checksum that meta.json records"
+        elsewhere, rows = self.meta.get(store.ELSEWHERE) or {}, self.dropped_elsewhere
+        if problem is None and elsewhere and rows is not None:
+            problem = elsewhere_problem(rows, elsewhere["pairs"], self.user_ids, self.item_ids)
+            if problem is None and elsewhere.get("checksum") not in (None, rows_checksum(rows)):
+                problem = "the dropped pairs of other users and items do not have the checksum that meta.json records"
         titles = self.item_titles
         if titles is not None and self.meta.get("titles") not in (None, text_checksum(titles)):
             problem = problem or "the titles do not have the checksum that meta.json records"
@@ -259,6 +283,7 @@ class Dataset:
         data = cls(train, valid, test, meta=meta, path=path, dropped=dropped)
         if not mapped:
             data._users, data._items = store.read_table(path, "users"), store.read_table(path, "items")
+            data.dropped_elsewhere = data.dropped_elsewhere  # read now
         for name, rows in (("users", n_users), ("items", n_items)):
             found = store.table_length(path, name) if mapped else len(getattr(data, name))
             if found != rows:
@@ -276,16 +301,20 @@ class Dataset:
         place = Path(os.path.realpath(path))
         with atomic.directory(path, overwrite, store.MARKER) as directory:
             matrices = {name: getattr(self, name) for name in SPLIT_PARTS}
+            tables = {"users": self.users, "items": self.items}
             dropped = {}
             if self.dropped.nnz:
                 matrices["dropped"] = self.dropped
                 dropped = {"dropped": {"pairs": self.dropped.nnz, "checksum": matrix_checksum(self.dropped)}}
+            if (rows := self.dropped_elsewhere) is not None:
+                tables[store.ELSEWHERE] = rows
+                dropped[store.ELSEWHERE] = {"pairs": len(rows), "checksum": rows_checksum(rows)}
             sizes = {"users": self.n_users, "items": self.n_items, "interactions": self.n_interactions}
             sizes |= {name: getattr(self, name).nnz for name in SPLIT_PARTS}
-            others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights", "dropped"}}
+            others = {key: value for key, value in self.meta.items() if key not in {*sizes, "weights", *_DROPPED}}
             titles = {} if self.item_titles is None else {"titles": text_checksum(self.item_titles)}
             self.meta = sizes | {"checksum": self.checksum} | dropped | self._weights_meta() | others | titles
-            store.write(directory, matrices, {"users": self.users, "items": self.items}, self.meta)
+            store.write(directory, matrices, tables, self.meta)
         self.path = place
 
     def _weights_meta(self) -> dict[str, Any]:
@@ -489,11 +518,9 @@ def _positive_entries(matrix: Any) -> tuple[Any, Any]:
     bad = int((values <= 0).sum()) if values.dtype.kind in "fiu" else 0
     if not bad:
         return matrix, None
-    warnings.warn(
+    warn(
         f"{bad:,} of {len(values):,} entries of the matrix are 0 or less and are left out, as they do not say that the "
-        "user likes the item; they are not recommended either. `Dataset.from_csr` takes every stored entry",
-        UserWarning,
-        stacklevel=5,
+        "user likes the item; they are not recommended either. `Dataset.from_csr` takes every stored entry"
     )
     positive, others = matrix.copy(), matrix.copy()
     positive.data[values <= 0] = 0

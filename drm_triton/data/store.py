@@ -5,6 +5,8 @@
     train.indices.npy  int32 [interactions]   item codes, ascending within a user
     train.weights.npy  float32 [interactions] weights of the interactions, if meta.json has an entry weights
     dropped.*.npy      like train.indptr and train.indices: what filters removed, if meta.json has an entry dropped
+    dropped_elsewhere.parquet  user, item: ids of removed pairs whose user or item is not in the data set, if
+                       meta.json has an entry dropped_elsewhere
     users.parquet      id                     row k is the external id of user code k
     items.parquet      id, and title if the source has titles
 
@@ -33,11 +35,13 @@ FORMAT = "drm-triton dataset"
 VERSION = 1
 ARRAYS = {"indptr": "<i8", "indices": "<i4", "weights": "<f4"}  # fields of a matrix and their types
 MARKER = "meta.json"  # the file that identifies a directory as a data set
+ELSEWHERE = "dropped_elsewhere"  # a table of pairs, and its entry of meta.json
 KINDS = {
     "checksum": str,
     "titles": str,
     "weights": dict,
     "dropped": dict,
+    ELSEWHERE: dict,
     "options": dict,
     "steps": list,
 }  # of entries of meta.json, if present
@@ -87,9 +91,10 @@ def read_meta(path: Path) -> dict[str, Any]:
     for name, kind in KINDS.items():
         if not isinstance(meta.get(name, kind()), kind) and meta[name] is not None:
             raise InputError(f"{path / 'meta.json'} is damaged: {name} is {meta[name]!r}; prepare the data set again")
-    pairs = meta["dropped"].get("pairs") if meta.get("dropped") is not None else 0
-    if type(pairs) is not int or not 0 <= pairs <= sys.maxsize:
-        raise InputError(f"{path / 'meta.json'} has no number of dropped pairs: prepare the data set again")
+    for name in ("dropped", ELSEWHERE):
+        pairs = meta[name].get("pairs") if meta.get(name) is not None else 0
+        if type(pairs) is not int or not 0 <= pairs <= sys.maxsize:
+            raise InputError(f"{path / 'meta.json'} has no number of dropped pairs: prepare the data set again")
     return meta
 
 
@@ -132,7 +137,7 @@ def table_columns(path: Path, name: str) -> list[str]:
 
 
 def read_table(path: Path, name: str, rows: range | None = None) -> pl.DataFrame:
-    """Read an id table, or consecutive rows of it."""
+    """Read a table, or consecutive rows of it."""
     with _open_table(path, name) as handle:
         if rows is None:
             # Polars would map the file; it may be truncated meanwhile.
@@ -142,7 +147,7 @@ def read_table(path: Path, name: str, rows: range | None = None) -> pl.DataFrame
 
 @contextmanager
 def _open_table(path: Path, name: str) -> Iterator[BinaryIO]:
-    """Open an id table. Polars gets the open file: a path is a pattern to it, and has to be UTF-8."""
+    """Open a table. Polars gets the open file: a path is a pattern to it, and has to be UTF-8."""
     file = path / f"{name}.parquet"
     try:
         with file.open("rb") as handle:

@@ -3,7 +3,6 @@
 import json
 import math
 import textwrap
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -14,7 +13,7 @@ import numpy as np
 
 from drm_triton import atomic
 from drm_triton.base_config import MAX_CUT_OFF
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.experiments.paired import (
     ALPHA,
     MARK,
@@ -168,7 +167,7 @@ def compare_runs(
     dataset, checksum, fit_parts = _common_data(paths, on, dataset)
     if len(set(fit_parts)) > 1:
         fits = ", ".join(f"{name} on {parts}" for name, parts in zip(names, fit_parts, strict=True))
-        warnings.warn(f"some runs were trained on more of the data than others: {fits}", stacklevel=2)
+        warn(f"some runs were trained on more of the data than others: {fits}")
     values = {}
     for name, path in zip(names, paths, strict=True):
         step = f"{name}: ranking all items for every user"

@@ -8,7 +8,6 @@ model with a closed form has a single epoch.
 from __future__ import annotations
 
 import time
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch import Tensor
 from drm_triton.data.attributes import attributes
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.errors import DrmError, InputError
+from drm_triton.errors import DrmError, InputError, warn
 from drm_triton.machine import memory
 from drm_triton.models.configs import ModelConfig
 from drm_triton.progress import SILENT, Reporter
@@ -170,10 +169,9 @@ class ItemModel(EpochModel[C], ItemRecommender[C]):
         super().check_fit(dataset, fit)
         n_cold = int((fit.popularity() == 0).sum())
         if n_cold and attributes(dataset.items):
-            warnings.warn(
+            warn(
                 f"{self.config.model} has weights between items, so it cannot recommend the {n_cold:,} items without "
-                "interactions; models with vectors, such as drm, predict theirs from attributes",
-                stacklevel=2,
+                "interactions; models with vectors, such as drm, predict theirs from attributes"
             )
 
     @abstractmethod

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import lookup, named
-from drm_triton.errors import InputError
-from drm_triton.ranking.recommend import user_item_pairs, warn, warn_of_unknown_items
+from drm_triton.errors import InputError, warn
+from drm_triton.ranking.recommend import user_item_pairs, warn_of_unknown_items
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK
 
 MASK = 1 << 24  # bits of users and items that are held at once

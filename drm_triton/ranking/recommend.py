@@ -14,11 +14,8 @@ The queries are vectors of users, for a `TopKIndex`, or their items, for an `Ite
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -30,7 +27,7 @@ from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import from_pandas
 from drm_triton.data.ids import as_series, lookup, named, unknown_ids
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.names import Unknown
 from drm_triton.ranking.known_first import Index
 from drm_triton.ranking.popular import PopularIndex
@@ -56,6 +53,7 @@ class TargetUsers:
     seen : CSR, the items that a user already has
     has_query : bool [m]; a user without a query gets the most popular items
     queries : maps rows [b] to the queries of an index
+    removed : position of a user without a row -> codes of the items that the user has by pairs that a filter removed
     """
 
     ids: pl.Series
@@ -63,14 +61,19 @@ class TargetUsers:
     seen: CSR
     has_query: NDArray[np.bool_]
     queries: Callable[[NDArray[np.int64]], Queries]
+    removed: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def seen_by(self, positions: NDArray[np.int64]) -> CSR:
-        """Return what some users have, none for those without a row: CSR [b, N]."""
+        """Return what some users have: CSR [b, N]."""
         rows = self.rows[positions]
         if (rows >= 0).all():
             return self.seen.take(rows)
         nothing = self.seen.indices[:0]
-        return CSR.from_rows([self.seen.row(r) if r >= 0 else nothing for r in rows], self.seen.shape[1])
+        found = [
+            self.seen.row(r) if r >= 0 else self.removed.get(p, nothing)
+            for r, p in zip(rows, positions.tolist(), strict=True)
+        ]
+        return CSR.from_rows(found, self.seen.shape[1])
 
     def nobody(self) -> TargetUsers:
         """Return the same without users."""
@@ -98,7 +101,13 @@ def known_users(
     cold : bool [M], users who need no interactions; none by default
     """
     ids, codes, has_query = find_users(users, data, unknown, cold)
-    return TargetUsers(ids, codes, data.owned, has_query, queries)
+    outside = np.flatnonzero(codes < 0)
+    removed: dict[int, NDArray[np.int32]] = {}
+    if len(outside):
+        others, items = data.removed_users
+        rows = lookup(ids[outside], others)
+        removed = {position: items.row(row) for position, row in zip(outside.tolist(), rows, strict=True) if row >= 0}
+    return TargetUsers(ids, codes, data.owned, has_query, queries, removed)
 
 
 def new_users(
@@ -402,12 +411,3 @@ def _alternatives(kind: str) -> str:
         f'use `unknown="skip"` to skip such {kind}s, or `unknown="popular"` to recommend the most popular items '
         f"{recipients}"
     )
-
-
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the line outside this package that made the call."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)

@@ -14,7 +14,7 @@ from drm_triton.data.conditions import Condition
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import named
-from drm_triton.errors import HeldOutWarning, InputError
+from drm_triton.errors import HeldOutWarning, InputError, warn
 from drm_triton.names import CUT_OFFS, MIN_TRAIN, Unknown
 from drm_triton.ranking.cold import flag_cold
 from drm_triton.ranking.evaluate import Evaluation, Ranker, evaluate
@@ -28,7 +28,6 @@ from drm_triton.ranking.recommend import (
     new_users,
     recommendation_frames,
     similar_frame,
-    warn,
 )
 from drm_triton.ranking.rules import Rules
 from drm_triton.ranking.topk import QUERIES_PER_BLOCK

@@ -151,6 +151,8 @@ class Engine:
         self.train, self.liked = data.train, data.liked
         self.seen = data.owned  # what a user has, which is not recommended
         self.users, self.items = IdIndex(data.user_ids), IdIndex(data.item_ids)
+        removed_users, self.seen_by_removed = data.removed_users  # who are unknown, but have items
+        self.removed_users = IdIndex(removed_users)
         self.titles: list[str | None] | None = (
             None if data.item_titles is None else data.item_titles.cast(pl.String).to_list()
         )
@@ -194,8 +196,7 @@ class Engine:
         """Return what `Recommender.recommend` returns for one user."""
         code = self.users.find(user)
         searches = await self._searches(rules)
-        seen = NO_ITEMS if code is None or not exclude_seen else self.seen.row(code)
-        left_out = self._left_out(seen, only, exclude)
+        left_out = self._left_out(self._seen_by(user, code) if exclude_seen else NO_ITEMS, only, exclude)
         cold = code is not None and bool(self.cold_users[code])
         if code is None or (len(self.liked.row(code)) == 0 and not cold):
             if unknown == "popular":
@@ -254,6 +255,13 @@ class Engine:
         codes = await asyncio.get_running_loop().run_in_executor(self._pool, self.search.find, text, k)
         rows = self._describe(codes, [None] * len(codes))
         return {"items": [{name: row[name] for name in row if name not in ("score", "cold")} for row in rows]}
+
+    def _seen_by(self, user: str, code: int | None) -> ItemCodes:
+        """Return what a user has, also if filters removed all rows of the user, who has no code then."""
+        if code is not None:
+            return self.seen.row(code)
+        row = self.removed_users.find(user)
+        return NO_ITEMS if row is None else self.seen_by_removed.row(row)
 
     def _left_out(self, seen: ItemCodes, only: Sequence[ExternalId], exclude: Sequence[ExternalId]) -> ItemCodes:
         """Return the items that an answer leaves out: seen, excluded, or not among `only`."""

@@ -1,7 +1,6 @@
 """What happens before training: an estimate of memory, a warning about validation, and compiling the kernels."""
 
 import dataclasses
-import warnings
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.errors import warn
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.catalogue import needs_pool, user_blocks
 from drm_triton.kernels.precision import table_type
@@ -54,11 +54,9 @@ def warn_if_unvalidated(config: Config, dataset: Dataset) -> None:
     """Warn if validation is enabled and the data set has a validation part, but no user can be measured on it."""
     enabled = config.fit_on == "train" and config.eval_every > 0
     if enabled and dataset.valid.nnz and not can_validate(config, dataset):
-        warnings.warn(
+        warn(
             f"training without validation: no user has both validation items and at least {MIN_TRAIN} training "
-            "interactions (a split by users has none); the best epoch will be the last",
-            UserWarning,
-            stacklevel=5,
+            "interactions (a split by users has none); the best epoch will be the last"
         )
 
 
@@ -75,7 +73,7 @@ def warn_of_idle_options(config: TrainConfig) -> None:
             cause = "`interaction_weights` off"
         else:
             cause = f"`objective` {config.objective}"
-        warnings.warn(f"`{name}` has no effect with {cause}", UserWarning, stacklevel=5)
+        warn(f"`{name}` has no effect with {cause}")
 
 
 def warm_up(config: TrainConfig, backend: Backend, device: torch.device) -> None:

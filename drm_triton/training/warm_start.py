@@ -10,7 +10,6 @@ from `lr` to 0 over them. Rows that were trained for long have large Adagrad sum
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import lookup
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.kernels.protocol import Backend
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.training.state import Progress, State
@@ -96,11 +95,9 @@ def warn_of_leaks(old: Dataset, new: Dataset, known: Known, fit_parts: tuple[str
         keys = (users * old.n_items + items)[(users >= 0) & (items >= 0)]
         seen = int(np.isin(keys, trained).sum())
         if seen:
-            warnings.warn(
+            warn(
                 f"the old model has learned from {seen:,} of the {part.nnz:,} interactions in the part {name}, so "
-                f"metrics on {name} will be too good; hold out newer interactions only (prepare with `split` time)",
-                UserWarning,
-                stacklevel=5,
+                f"metrics on {name} will be too good; hold out newer interactions only (prepare with `split` time)"
             )
 
 

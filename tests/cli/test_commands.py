@@ -73,7 +73,9 @@ def test_help_has_examples(command: str) -> None:
     assert "<bool>" not in out  # a flag has no value
 
 
-@pytest.mark.parametrize("command", ["prepare", "train", "tune", "compare", "recommend", "similar", "export", "report"])
+@pytest.mark.parametrize(
+    "command", ["prepare", "train", "refit", "tune", "compare", "recommend", "similar", "export", "report"]
+)
 def test_what_is_written_is_called_out_and_replaced_with_overwrite(command: str) -> None:
     out = call(command, "--help")[1]
     assert "--out" in out

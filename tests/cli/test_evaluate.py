@@ -26,6 +26,7 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert code == 0
     means = json.loads(out)
     assert {"ndcg@5", "map@5", "map_k@5", "recall@20", "popularity"} <= means.keys()
+    assert call("evaluate", run, "--on", "valid", "--json", "--k", "5,20", "--per-user", file, "--overwrite")[0] == 0
     per_user = pl.read_parquet(file)
     groups = means["by_activity"]
     assert len(groups) > 1
@@ -127,6 +128,11 @@ def test_where_the_metrics_of_users_go_is_checked_before_ranking(
     code, _, errors = call("evaluate", run, "--per-user", tmp_path)
     assert code == 2
     assert f"cannot write {tmp_path}: it is a directory; give another --per-user" in errors
+    (tmp_path / "users.parquet").write_text("old")
+    code, _, errors = call("evaluate", run, "--per-user", tmp_path / "users.parquet")
+    assert code == 2
+    assert "users.parquet already exists; give another, or use --overwrite to replace it" in errors
+    assert (tmp_path / "users.parquet").read_text() == "old"
 
 
 def test_a_model_is_not_measured_on_what_it_has_seen(stored: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -49,6 +50,25 @@ def test_prepare_a_table(run: Run) -> None:
     assert code == 0
     assert "interactions" in out
     assert "read: 200 rows" in err
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        ("1::1193::5::978300760\n1::661::3::978302109\n", "user,item,rating,timestamp"),
+        ("ann;x;2024-04-02;4,5;blue\nbob;y;2024-04-03;3,5;red\n", "user,item,timestamp,rating"),
+        ("1::1::1\n1::2::3\n", "user,item,rating"),  # a header would repeat a name
+        ("1\t10\n2\t11\n", "user,item"),
+    ],
+)
+def test_a_file_without_a_header_gets_a_command_that_works(run: Run, rows: str, columns: str) -> None:
+    Path("my ratings.dat").write_text(rows)
+    error = fails(run, "prepare", "table", "--raw", "my ratings.dat", "--out", "d", "-q")
+    assert f"here perhaps --columns {columns}. " in error
+    program, *command = shlex.split(error.rpartition("The whole command: ")[2])
+    assert (program, command[-2:]) == ("drm-triton", ["--columns", columns])
+    assert run(*command)[0] == 0
+    assert Dataset.load("d").n_interactions == 2
 
 
 def test_json_prints_one_object(run: Run) -> None:
@@ -115,6 +135,32 @@ def test_what_was_taken_for_what_is_printed(run: Run) -> None:
     assert facts["columns"]["item"] == {"column": "artistID", "first": "1", "least": 1, "most": 7}
     assert facts["ignored_columns"] == ["Kunde", "event"]
     assert facts["skipped"]["rows"] == 1
+
+
+def test_titles_are_counted(run: Run) -> None:
+    Path("r.csv").write_text(GOOD)
+    Path("names.csv").write_text("genre,movieId,name\n" + "".join(f"x,{i},film {i}\n" for i in range(3, 12)))
+    command = ["prepare", "table", "--raw", "r.csv", "--out", "d", "-q"]
+    code, out, _ = run(*command, "--titles", "names.csv")
+    assert code == 0
+    lines = " ".join(out.split())
+    assert "titles: 7 of 10 items have one, 3 have none (names.csv: item ← movieId, title ← name)" in lines
+    assert max(map(len, out.splitlines())) <= 80
+    assert run("info", "d")[1] == out
+    described = {"found": 7, "missing": 3, "file": "names.csv", "item": "movieId", "title": "name"}
+    assert json.loads(run("info", "d", "--json")[1])["titles"] == described
+    assert "titles" not in run(*command, "--overwrite")[1]
+
+
+def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
+    Path("r.csv").write_text(GOOD + "1,9,bad,0\n1,3,bad,0\n")
+    Path("bad.csv").write_text("user,item,rating\n1,1,5\n1,2,bad\n2,2,4\n")
+    options = ["--min-rating", 3, "--skip-bad-rows", "-q"]
+    for file, filtered in (("r.csv", True), ("bad.csv", False)):
+        code, out, _ = run("prepare", "table", "--raw", file, "--out", file[:-4], *options)
+        assert code == 0
+        assert ("dropped by filters" in out) == filtered
+        assert ("in bad rows only                   1  never recommended" in out) != filtered
 
 
 def test_a_column_of_weights_is_printed(run: Run) -> None:

@@ -41,7 +41,7 @@ def test_the_recipe_offers_everybody_something_and_nobody_what_they_have(
         assert code == 0, errors
     data = Dataset.load("data/set")
     for run in ("runs/set", "runs/set-final"):
-        code, _, errors = call("recommend", run, "--all", "--k", 10, "--out", "top.parquet")
+        code, _, errors = call("recommend", run, "--all", "--k", 10, "--out", "top.parquet", "--overwrite")
         assert code == 0, errors
         assert ("drm-triton refit" in errors) == (run == "runs/set")
         frame = pl.read_parquet("top.parquet")

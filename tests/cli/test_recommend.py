@@ -44,8 +44,7 @@ def test_all_users_in_every_format(
     code, out, errors = call("recommend", run, "--all", "--k", 3, "--out", file)
     assert (code, out) == (0, "")
     assert errors.startswith("recommend: 600 items for 200 users (")
-    assert call("recommend", run, "--all", "--k", 3, "--out", file, "--quiet") == (0, "", "")
-    assert call("recommend", run, "--all", "--out", file, "--no-overwrite")[0] == 2
+    assert call("recommend", run, "--all", "--k", 3, "--out", file, "--quiet", "--overwrite") == (0, "", "")
     frame = READERS[form](file)
     expected = model.recommend(k=3)
     assert frame.columns == ["user", "rank", "item", "score", "title"]
@@ -255,6 +254,19 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(os.listdir(tmp_path)) == before
 
 
+@pytest.mark.parametrize("command", ["recommend", "similar"])
+def test_an_existing_file_is_replaced_only_with_overwrite(run: Path, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "top.parquet"
+    file.write_text("old")
+    words = [command, run, "--user", "u1", "--out", file]
+    code, out, errors = call(*words)
+    assert (code, out) == (2, "")
+    assert errors == f"error: --out {file} already exists; give another, or use --overwrite to replace it\n"
+    assert file.read_text() == "old"
+    assert call(*words, "--overwrite")[0] == 0
+    assert len(pl.read_parquet(file)) == 10
+
+
 def test_a_failure_half_way_leaves_the_old_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> object:
         yield pl.DataFrame({"user": ["u1"], "rank": [1], "item": [5], "score": [0.5]})
@@ -264,7 +276,7 @@ def test_a_failure_half_way_leaves_the_old_file(run: Path, tmp_path: Path, monke
     for form in ("csv", "jsonl", "parquet"):
         file = tmp_path / f"top.{form}"
         file.write_text("old")
-        code, _, errors = call("recommend", run, "--all", "--out", file)
+        code, _, errors = call("recommend", run, "--all", "--out", file, "--overwrite")
         assert code == 1
         assert "no space left" in errors
         assert file.read_text() == "old"
@@ -288,7 +300,7 @@ def test_a_pipe_is_not_replaced_and_a_link_is_followed(run: Path, tmp_path: Path
         if text is not None:
             target.write_text(text)
         link.symlink_to(target)
-        assert call("recommend", run, "--user", "u1", "--out", link)[0] == 0
+        assert call("recommend", run, "--user", "u1", "--out", link, *(["--overwrite"] if text else []))[0] == 0
         assert link.is_symlink()
         assert target.read_text().startswith("user,rank,item,score")
 

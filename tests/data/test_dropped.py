@@ -162,3 +162,76 @@ def test_missing_arrays_are_named(stored: Path) -> None:
     (stored / "dropped.indices.npy").unlink()
     with pytest.raises(InputError, match=r"dropped\.indices\.npy is missing or damaged"):
         Dataset.load(stored)
+
+
+# -- pairs of users and items that have left the data set --------------------------------------------------------------
+
+RARE = pl.DataFrame({"user": ["ann", "ann", "ann", "bob", "bob", "dora"], "item": ["x", "y", "rare", "x", "y", "x"]})
+LEFT = [("ann", "rare"), ("dora", "x")]
+ELSEWHERE = "dropped_elsewhere"
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    """Return a store without the item rare and the user dora."""
+    Dataset.from_frame(RARE, min_user=2, min_item=2, **ALL).save(tmp_path / "core")
+    return tmp_path / "core"
+
+
+def test_pairs_that_have_left_are_stored_by_id(core: Path) -> None:
+    Dataset.load(core)
+    data = Dataset.load(core)
+    assert data._dropped_elsewhere is None  # not read before it is needed
+    assert data.dropped_elsewhere is not None
+    assert data.dropped_elsewhere.rows() == LEFT
+    assert data.meta[ELSEWHERE]["pairs"] == 2
+    users, items = data.removed_users
+    assert (users.to_list(), items.row(0).tolist()) == (["dora"], [0])
+    data.verify()
+    data.save(core, overwrite=True)
+    again = Dataset.load(core, mapped=False)
+    (core / f"{ELSEWHERE}.parquet").unlink()
+    assert again.dropped_elsewhere is not None
+    assert again.dropped_elsewhere.rows() == LEFT
+
+
+def test_what_comes_back_to_a_loaded_data_set_is_known(core: Path) -> None:
+    data = Dataset.load(core)
+    described = data.with_attributes(pl.DataFrame({"item": ["rare"]}), pl.DataFrame({"user": ["dora"]}))
+    both = united(data, Dataset.from_frame(pl.DataFrame({"user": ["dora", "eve"], "item": ["y", "rare"]}), **ALL))
+    for one in (described, both):
+        assert pairs(one.dropped, one) == LEFT
+        assert one.dropped_elsewhere is None
+
+
+def test_an_old_store_without_them_loads(core: Path) -> None:
+    (core / f"{ELSEWHERE}.parquet").unlink()
+    change_meta(core, **{ELSEWHERE: "gone"})
+    data = Dataset.load(core)
+    assert data.dropped_elsewhere is None
+    assert data.removed_users[1].shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ({"user": ["ann", "eve"], "item": ["rare", "x"]}, "do not have the checksum"),
+        ({"user": ["ann"], "item": ["rare"]}, "1 dropped pairs of other users and items, not 2"),
+        ({"user": [1, 2], "item": ["rare", "x"]}, "are not pairs of ids"),
+        ({"user": ["ann", None], "item": ["rare", "x"]}, "are not pairs of ids"),
+        ({"id": ["ann", "dora"]}, "are not pairs of ids"),
+        (None, "is missing or damaged"),
+    ],
+)
+def test_damage_of_pairs_that_have_left_is_found(rows: dict[str, list[Any]] | None, problem: str, core: Path) -> None:
+    file = core / f"{ELSEWHERE}.parquet"
+    file.unlink() if rows is None else pl.DataFrame(rows).write_parquet(file)
+    with pytest.raises(InputError, match=problem):
+        Dataset.load(core)
+
+
+@pytest.mark.parametrize("entry", [{}, {"pairs": -1}, [1]])
+def test_a_damaged_entry_of_pairs_that_have_left_is_refused(entry: Any, core: Path) -> None:
+    change_meta(core, **{ELSEWHERE: entry})
+    with pytest.raises(InputError, match=r"meta\.json (has no number of dropped pairs|is damaged)"):
+        Dataset.load(core)

@@ -85,6 +85,31 @@ def test_users_of_whom_only_dropped_items_are_known_get_other_items(frame: pl.Da
     assert offered(unknown, frame, users=["u0"], unknown="popular", exclude_seen=False) > 0
 
 
+def test_users_who_have_left_are_not_offered_their_items(frame: pl.DataFrame, tmp_path: Path) -> None:
+    # All ratings of u0 are low, so the data set has no such user.
+    low = frame.with_columns(rating=pl.when(pl.col("user") == "u0").then(1).otherwise("rating"))
+    Dataset.from_frame(low, min_rating=3).save(tmp_path / "data")
+    model = DRM(factors=4, epochs=2).fit(Dataset.load(tmp_path / "data"))
+    model.save(tmp_path / "model")
+    for one in (model, load(tmp_path / "model"), model.refit()):
+        options: dict[str, Any] = {"users": ["new", "u0"], "unknown": "popular"}
+        assert offered(one, frame, **options) == 0
+        assert offered(one, frame, without={"u0": [0]}, **options) == 0
+        assert offered(one, frame, exclude_seen=False, **options) == 12
+        assert len(one.recommend(["new", "u0"], unknown="popular", k=20)) == 20 + 8
+
+
+def test_an_update_of_a_loaded_model_knows_what_had_left(frame: pl.DataFrame, tmp_path: Path) -> None:
+    data = Dataset.from_frame(frame.filter(pl.col("item") != 7), min_rating=3, ratios=(1, 0, 0))
+    left = data.with_dropped(pl.DataFrame({"user": ["u0", "u1", "gone"], "item": [7, 7, 3]}))
+    DRM(factors=4, epochs=1).fit(left).save(tmp_path / "model")
+    model = DRM.load(tmp_path / "model")
+    model.partial_fit(pl.DataFrame({"user": ["u2", "gone"], "item": [7, 4]}))
+    best = model.recommend(["u0", "u1", "gone", "u3"], k=20)
+    assert best.filter(pl.col("item") == 7)["user"].to_list() == ["gone", "u3"]
+    assert 3 not in best.filter(pl.col("user") == "gone")["item"]
+
+
 def test_it_is_exported(model: Recommender[Any], data: Dataset, tmp_path: Path) -> None:
     export(model, tmp_path / "npz", "npz")
     stored = np.load(tmp_path / "npz/owned.npz")

@@ -338,6 +338,20 @@ def test_dropped_items_are_left_out_and_say_nothing_about_taste() -> None:
         asyncio.run(items_of("8", unknown="error"))
 
 
+def test_a_user_whose_rows_were_all_dropped_is_not_offered_them() -> None:
+    frame = pl.DataFrame({"user": [7, 7, 9, 8, 8], "item": [0, 1, 2, 1, 5], "rating": [5, 5, 5, 1, 1]})
+    engine = Engine(DRM(factors=2, epochs=1).fit(Dataset.from_frame(frame, min_rating=3, ratios=(1, 0, 0))))
+
+    async def items_of(user: str, **options: Any) -> list[int]:
+        given = {"k": 9, "exclude_seen": True, "unknown": "popular", **options}
+        return sorted(row["item"] for row in (await engine.recommend(user, **given))["items"])
+
+    assert asyncio.run(items_of("8")) == [0, 2]
+    assert asyncio.run(items_of("8", exclude_seen=False)) == asyncio.run(items_of("6")) == [0, 1, 2]
+    with pytest.raises(UnknownIdError, match="unknown user id"):
+        asyncio.run(items_of("8", unknown="error"))
+
+
 def test_a_user_whose_items_were_all_held_out_is_folded_in() -> None:
     data = Dataset.from_csr((np.array([0, 3, 3, 6]), np.array([0, 1, 2, 1, 2, 3])), user_ids=[7, 8, 9], n_items=6)
     model = DRM(factors=2, epochs=1).fit(data)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -27,7 +26,7 @@ from drm_triton.data.prepare.read import IDS, Rows, collect
 from drm_triton.data.prepare.spill import Pairs, stored_codes
 from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.names import SplitName
 from drm_triton.progress import SILENT, Reporter
 
@@ -78,7 +77,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     with reporter.step("read") as step:
         rows = collect(raw, options)
         frame, described = rows.frame, describe_rows(rows)
-        dropped += [] if rows.known is None else [rows.known]
+        bad = rows.known
         warn_skipped(rows)
         step.note(f"{len(frame):,} rows")
         del rows
@@ -127,8 +126,17 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
     if raw.weight:
         meta["weights"] = {"column": raw.weight}
     data = Dataset(train, valid, test, user_ids.to_frame(), with_titles(item_ids, raw), meta)
-    removed_rows = pl.concat(dropped)
-    return data.with_dropped(removed_rows) if len(removed_rows) else data
+    return with_removed(data, pl.concat(dropped), bad)
+
+
+def with_removed(data: Dataset, filtered: pl.DataFrame, bad: pl.DataFrame | None) -> Dataset:
+    """Return a data set that knows the pairs that filters removed, and those of bad rows, which are counted apart."""
+    data = data.with_dropped(filtered) if len(filtered) else data
+    if bad is None or bad.is_empty():
+        return data
+    both = data.with_dropped(bad)
+    both.meta["skipped"]["pairs"] = both.dropped.nnz - data.dropped.nnz
+    return both
 
 
 def weigh_events(frame: pl.DataFrame, event_weight: Mapping[str, float]) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -166,11 +174,9 @@ def keep_rated(
         advice += f"`min_rating` {math.floor(least):g} keeps them" if not raw.is_split else ""
         if raw.has_columns:
             advice += ("" if raw.is_split else ", and ") + "`rating` '' ignores all ratings"
-        warnings.warn(
+        warn(
             f"{len(others):,} of {len(frame):,} rows of {raw.name} have a rating of 0 or less and are left out, as "
-            f"they do not say that the user likes the item; {advice}",
-            UserWarning,
-            stacklevel=4,
+            f"they do not say that the user likes the item; {advice}"
         )
     return kept.drop("keep", "rating"), others
 
@@ -179,11 +185,7 @@ def warn_skipped(rows: Rows) -> None:
     """Warn of rows that were skipped."""
     if rows.skipped:
         total = rows.skipped + len(rows.frame)
-        warnings.warn(
-            f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}",
-            UserWarning,
-            stacklevel=4,
-        )
+        warn(f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}")
 
 
 def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions) -> None:
@@ -193,11 +195,9 @@ def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions)
             continue
         missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
         if len(missing):
-            warnings.warn(
+            warn(
                 f"{raw.name} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
-                "`skip_bad_rows` to leave out these rows if it means that the id is missing",
-                UserWarning,
-                stacklevel=4,
+                "`skip_bad_rows` to leave out these rows if it means that the id is missing"
             )
 
 

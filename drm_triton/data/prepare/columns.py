@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from drm_triton.errors import InputError
@@ -40,6 +41,9 @@ _OTHER_TIMES = _words(
     "timestampms unixtimestamp ratingtimestamp ratingdate reviewtimestamp reviewedat starttime"
 )
 
+_NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)?")
+_TIME = re.compile(r"\d{9,}(?:\.\d+)?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")  # unix times and dates
+
 # Names of columns that often contain weights. They are not used unless they are named, so the user is told.
 WEIGHT_NAMES = _words(
     "weight weights plays playcount nplays numplays count counts n quantity qty listens listencount views viewcount "
@@ -47,7 +51,27 @@ WEIGHT_NAMES = _words(
 )
 
 
-def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where: str, hint: str = "") -> dict[str, str]:
+class NoColumnError(InputError):
+    """No column is recognised as the users, or as the items."""
+
+
+class NoHeaderError(NoColumnError):
+    """The same, and the first row of the file looks like data.
+
+    Attributes
+    ----------
+    columns : what the columns seem to contain: `FileFormat.columns` for this file
+    """
+
+    def __init__(self, problem: NoColumnError, row: Sequence[str]) -> None:
+        self.columns = _likely_columns(row)
+        super().__init__(
+            f"{problem}; the first row looks like data: if the file has no header, name the columns by position, here "
+            f"perhaps `columns={','.join(self.columns)}`"
+        )
+
+
+def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where: str) -> dict[str, str]:
     """Decide which column has which role.
 
     Parameters
@@ -55,7 +79,6 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     columns : all column names of the table
     given : role -> column name; None to recognise the column by its name, "" for no rating, timestamp or weight
     where : name of the file or frame in messages
-    hint : end of the message if the user's or the item's column is missing
 
     Returns
     -------
@@ -66,7 +89,8 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
     Raises
     ------
     InputError
-        If a given column does not exist, or if the column of users or items is missing or ambiguous.
+        If a given column does not exist, or if the column of users or items is ambiguous. If none is recognised, it is
+        a NoColumnError.
     """
     listed = listing(columns)
     found: dict[str, str] = {}
@@ -91,15 +115,40 @@ def find_columns(columns: Sequence[str], given: Mapping[str, str | None], where:
                 raise InputError(
                     f"several columns of {where} could contain the {role}s: {candidates}; name one as `{role}`"
                 )
-            raise InputError(
+            raise NoColumnError(
                 f"{where} has no column that is recognised as the {role}s; its columns are {listed}; "
-                f"name one as `{role}`{hint}"
+                f"name one as `{role}`"
             )
     if found["user"] == found["item"]:
         raise InputError(
             f"{where}: column {found['user']!r} cannot be both user and item; name the columns as `user` and `item`"
         )
     return found
+
+
+def looks_like_data(row: Sequence[str]) -> bool:
+    """Return whether the first row of a file has a number, which is not a name of a column."""
+    return any(_NUMBER.fullmatch(field.strip()) for field in row)
+
+
+def _likely_columns(row: Sequence[str]) -> tuple[str, ...]:
+    """Guess what the columns of a file without a header contain, from its first row.
+
+    Examples
+    --------
+    >>> _likely_columns(["1", "1193", "5", "978300760"])
+    ('user', 'item', 'rating', 'timestamp')
+    >>> _likely_columns(["ann", "x", "2024-04-02", "blue"])
+    ('user', 'item', 'timestamp')
+    """
+    names = ["user", "item"]
+    for field in row[2:]:
+        text = field.strip()
+        role = "timestamp" if _TIME.fullmatch(text) else "rating" if _NUMBER.fullmatch(text) else "-"
+        names.append("-" if role in names else role)
+    while names[-1] == "-":
+        names.pop()
+    return tuple(names)
 
 
 def spells(name: str, role: str) -> bool:

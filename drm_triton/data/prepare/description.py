@@ -45,7 +45,7 @@ def column_notes(found: Mapping[str, str], columns: Sequence[str], has_event_wei
 
 
 def describe_rows(rows: Rows) -> dict[str, Any]:
-    """Return the entries of meta.json about the columns of a table and about rows that were skipped."""
+    """Return the entries of meta.json about the columns of tables and about rows that were skipped."""
     described: dict[str, Any] = {}
     raw = rows.raw
     if raw.roles:
@@ -56,6 +56,8 @@ def describe_rows(rows: Rows) -> dict[str, Any]:
         }
         described["ignored_columns"] = list(raw.ignored)
         described["notes"] = list(raw.notes)
+    if raw.title_columns:
+        described["title_columns"] = dict(raw.title_columns)
     if rows.skipped:
         described["skipped"] = {"rows": rows.skipped, "first": rows.first_skipped}
     return described

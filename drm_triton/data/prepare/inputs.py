@@ -18,7 +18,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +90,24 @@ class InputFile:
         except READ_ERRORS:
             pass  # the caller is reporting it
         return ""
+
+
+@dataclass(frozen=True)
+class SkippedLines:
+    """Lines of a text file that were left out.
+
+    Attributes
+    ----------
+    count : number of these lines
+    first : the first of them, as "line 17"
+    rows_before : number of rows before it, where a row with a quoted line end is one
+    blank_before : number of these rows that are blank
+    """
+
+    count: int = 0
+    first: str = ""
+    rows_before: int = 0
+    blank_before: int = 0
 
 
 class Inputs:
@@ -177,24 +195,18 @@ class Inputs:
 
     def without_bad_lines(
         self, file: InputFile, is_good: Callable[[str], bool], quoted: bool
-    ) -> tuple[InputFile, int, str]:
-        """Copy the good lines of a text file.
+    ) -> tuple[InputFile, SkippedLines]:
+        """Copy the good lines of a text file. Leave out those that are not UTF-8 or not good.
 
         Parameters
         ----------
         is_good : returns whether a line can be used
         quoted : a field in quotation marks may contain line ends. Lines up to the mark that closes it are one.
-
-        Returns
-        -------
-        copy : InputFile
-        skipped : number of lines that are not UTF-8 or not good
-        first : the first of them, as "line 17"
         """
         if file.kind == "zstd":
             raise InputError(f"{file.name} is compressed with zstd, so its bad rows cannot be skipped: unpack it first")
         target = self._new_path(file.suffix)
-        skipped, first, waiting, number = 0, "", collections.deque[bytes](), 0
+        skipped, waiting, number, rows, blank = SkippedLines(), collections.deque[bytes](), 0, 0, 0
         with read_errors(file.name), file.open() as packed, target.open("wb") as good:
             while waiting or (line := packed.readline()):
                 if waiting:
@@ -210,10 +222,13 @@ class Inputs:
                 if not (quoted and row.count(b'"') % 2) and _is_good(row, is_good):
                     good.write(row)
                     number += len(taken) - 1
+                    rows, blank = rows + 1, blank + (not row.strip())
                     continue
-                skipped, first = skipped + 1, first or f"line {number:,}"
+                if not skipped.count:
+                    skipped = SkippedLines(0, f"line {number:,}", rows, blank)
+                skipped = replace(skipped, count=skipped.count + 1)
                 waiting.extendleft(reversed(taken[1:]))  # the next line may be good
-        return InputFile(file.name, target, file.on_disk), skipped, first
+        return InputFile(file.name, target, file.on_disk), skipped
 
     def without_mark(self, file: InputFile) -> InputFile:
         """Return the file, or a copy without its byte order mark, which Polars does not accept in JSON."""

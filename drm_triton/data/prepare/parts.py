@@ -27,6 +27,7 @@ from drm_triton.data.prepare.build import (
     warn_missing,
     warn_skipped,
     weigh_events,
+    with_removed,
     with_titles,
 )
 from drm_triton.data.prepare.codes import distinct, to_codes
@@ -93,7 +94,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
     with reporter.step("read") as step:
         read = collect(raw, BuildOptions())
         frame, described = read.frame, describe_rows(read)
-        dropped = [] if read.known is None else [read.known]  # rows that filters remove
+        dropped, bad = [], read.known  # rows that filters remove, and bad rows
         warn_skipped(read)
         step.note(f"{len(frame):,} rows")
         del read
@@ -138,7 +139,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
     data = Dataset(
         matrices["train"], matrices["valid"], matrices["test"], user_ids.to_frame(), with_titles(item_ids, raw), meta
     )
-    return data.with_dropped(pl.concat(dropped))
+    return with_removed(data, pl.concat(dropped), bad)
 
 
 def _step(name: str, frame: pl.DataFrame) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -28,7 +27,7 @@ from drm_triton.data.prepare.inputs import Inputs, sha256
 from drm_triton.data.prepare.parts import Parts, PartsOptions, build_parts, read_parts
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.sources import Source, find_source
-from drm_triton.errors import InputError
+from drm_triton.errors import InputError, warn
 from drm_triton.progress import SILENT, Reporter
 
 
@@ -223,10 +222,8 @@ def _recognise(data: Dataset, name: str, split: PublicSplit) -> None:
     if here == split:
         data.meta["public_split"] = name
         return
-    warnings.warn(
+    warn(
         f"these files have {here.sizes}, but the public split {name} has {split.sizes}: its results do not apply",
-        UserWarning,
-        stacklevel=3,
     )
 
 

@@ -92,6 +92,7 @@ class RawTable:
     part : train, valid or test if the files are already split; either all tables have a part or none
     repair : returns the table without the lines that cannot be read, if the file consists of lines
     skipped, first_skipped : number of lines that were left out, and the first of them, for messages
+    rows_before_skipped : number of rows before the first of them
     """
 
     name: str
@@ -104,6 +105,7 @@ class RawTable:
     repair: Callable[[], RawTable] | None = None
     skipped: int = 0
     first_skipped: str = ""
+    rows_before_skipped: int = 0
 
     @contextmanager
     def read_errors(self) -> Iterator[None]:
@@ -127,6 +129,8 @@ class RawInteractions:
         such as 007 would change. Blanks around an id are removed.
     titles : LazyFrame, optional
         Columns ``item`` and ``title``.
+    title_columns : mapping
+        Of a table of titles that the user gave: its ``file``, and its columns of ``item`` and ``title``.
     files : paths
         The input files. Their checksums are recorded.
     own_filter : (description, function), optional
@@ -143,6 +147,7 @@ class RawInteractions:
     tables: Sequence[RawTable]
     text: bool = False
     titles: pl.LazyFrame | None = None
+    title_columns: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[Path] = field(default_factory=tuple)
     own_filter: tuple[str, Callable[[pl.LazyFrame], pl.LazyFrame]] | None = None
     weight: str | None = None

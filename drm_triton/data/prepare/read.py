@@ -48,6 +48,7 @@ class Rows:
     dates : the times are dates, in microseconds
     skipped : number of rows that were left out because they cannot be used
     first_skipped : the first of them, and what is wrong with it
+    place : number of the table that contains it, and of the row in this table, both from 0
     known : user and item of those of them that have both
     """
 
@@ -56,6 +57,7 @@ class Rows:
     dates: bool = False
     skipped: int = 0
     first_skipped: str = ""
+    place: tuple[int, int] = (0, 0)
     known: pl.DataFrame | None = None
 
 
@@ -70,11 +72,14 @@ def collect(raw: RawInteractions, options: BuildOptions) -> Rows:
         if not any(table.skipped for table in repaired.tables):
             raise  # it is something else
         rows = _collect_rows(repaired, options)
-    skipped = [table for table in rows.raw.tables if table.skipped]
-    if not skipped:
+    tables = list(rows.raw.tables)
+    first = next((k for k, table in enumerate(tables) if table.skipped), None)
+    if first is None:
         return rows
-    total = rows.skipped + sum(table.skipped for table in skipped)
-    return replace(rows, skipped=total, first_skipped=skipped[0].first_skipped)
+    total = rows.skipped + sum(table.skipped for table in tables)
+    if rows.skipped and rows.place < (first, tables[first].rows_before_skipped):
+        return replace(rows, skipped=total)
+    return replace(rows, skipped=total, first_skipped=tables[first].first_skipped)
 
 
 def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
@@ -131,12 +136,12 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
             decimal = recognised
         else:
             break
-    problem, advice = _problem_at(raw, lost[0], columns[lost[0]])
+    place, problem, advice = _first_problem(raw, {name: columns[name] for name in lost})
     if not skip:
         raise InputError(f"{problem}: {advice}")
     usable = pl.all_horizontal(pl.col(lost).is_not_null())
     good, known = frame.filter(usable), frame.filter(~usable).select(IDS).drop_nulls()
-    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem, known)
+    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem, place, known)
 
 
 def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:
@@ -296,9 +301,32 @@ _PROBLEMS = {  # column that has a null -> role, what is wrong
 }
 
 
-def _problem_at(raw: RawInteractions, column: str, expression: pl.Expr) -> tuple[str, str]:
-    """Return what is wrong with the first row where `expression` is null, and what to do."""
-    role, problem = _PROBLEMS[column]
+def _first_problem(raw: RawInteractions, lost: Mapping[str, pl.Expr]) -> tuple[tuple[int, int], str, str]:
+    """Return the first row with a null in one of some columns: its table and its number, what is wrong, what to do."""
+    schema = _schema(raw)
+    bad = pl.any_horizontal(expression.is_null() for expression in lost.values())
+    for number, table in enumerate(raw.tables):
+        numbered = table.frame if "row" in table.frame.collect_schema() else table.frame.with_row_index("row")
+        values = (pl.col(_PROBLEMS[column][0]).alias(f"{column} given") for column in lost)
+        rows = numbered.select("row", *_aligned(table, schema), *values)
+        if raw.text:
+            rows = rows.filter(~pl.all_horizontal(pl.col(*schema).is_null()))
+        wrong = (expression.is_null().alias(f"{column} wrong") for column, expression in lost.items())
+        found = rows.filter(bad).select("row", pl.col("^.* given$"), *wrong).head(1).collect()
+        if len(found):
+            row = found.row(0, named=True)
+            column = next(column for column in lost if row[f"{column} wrong"])
+            value = row[f"{column} given"]
+            shown = "" if value is None or value == "" else f" ({value!r})"
+            problem = f"{table.unit} {row['row'] + 1:,} of {table.name} {_PROBLEMS[column][1]}{shown}"
+            return (number, row["row"]), problem, _advice(raw, column)
+    column = next(iter(lost))
+    return (0, 0), f"{raw.name} {_PROBLEMS[column][1]} in some row", _advice(raw, column)
+
+
+def _advice(raw: RawInteractions, column: str) -> str:
+    """Return what to do about a row with a null in a column."""
+    role = _PROBLEMS[column][0]
     advice = "correct or remove that row"
     if raw.has_columns and column in ("keep", "time", "weight"):
         advice += f", or name another column as `{role}`"
@@ -310,15 +338,4 @@ def _problem_at(raw: RawInteractions, column: str, expression: pl.Expr) -> tuple
         advice += f"; check `date_format` {given!r}" if given else f"; if it is a date, give `date_format`, {_EXAMPLE}"
     if raw.has_columns and column == "weight":
         advice += "; to leave out all rows with small weights, name the column as `rating` too and give `min_rating`"
-    schema = _schema(raw)
-    for table in raw.tables:
-        numbered = table.frame if "row" in table.frame.collect_schema() else table.frame.with_row_index("row")
-        rows = numbered.select("row", *_aligned(table, schema), value=role)
-        if raw.text:
-            rows = rows.filter(~pl.all_horizontal(pl.exclude("row", "value").is_null()))
-        bad = rows.filter(expression.is_null()).select("row", "value").head(1).collect()
-        if len(bad):
-            row, value = bad.row(0)
-            shown = "" if value is None or value == "" else f" ({value!r})"
-            return f"{table.unit} {row + 1:,} of {table.name} {problem}{shown}", advice
-    return f"{raw.name} {problem} in some row", advice
+    return advice

@@ -6,17 +6,26 @@ import glob
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import polars as pl
 
 from drm_triton.data.frames import from_pandas
-from drm_triton.data.prepare.columns import ROLES, find_columns, listing, plain, spells
+from drm_triton.data.prepare.columns import (
+    ROLES,
+    NoColumnError,
+    NoHeaderError,
+    find_columns,
+    listing,
+    looks_like_data,
+    plain,
+    spells,
+)
 from drm_triton.data.prepare.description import column_notes
 from drm_triton.data.prepare.failures import read_errors
-from drm_triton.data.prepare.inputs import InputFile, Inputs
+from drm_triton.data.prepare.inputs import InputFile, Inputs, SkippedLines, printable
 from drm_triton.data.prepare.raw import SKIP_LINES, FileFormat, RawInteractions, RawTable
 from drm_triton.data.prepare.text import first_lines, scan_text, to_utf8
 from drm_triton.errors import InputError
@@ -46,7 +55,7 @@ class Scanned:
     lines : the first lines of a text file
     is_good : returns whether a line can be read; None if the file does not consist of lines
     quoted : fields may be in quotation marks
-    skipped, first_skipped : number of lines that were left out already, and the first of them
+    skipped : lines that were left out already
     """
 
     frame: pl.LazyFrame
@@ -55,8 +64,7 @@ class Scanned:
     lines: Sequence[str] = ()
     is_good: Callable[[str], bool] | None = None
     quoted: bool = False
-    skipped: int = 0
-    first_skipped: str = ""
+    skipped: SkippedLines = field(default_factory=SkippedLines)
 
     def locate(self) -> str:
         """Return the damaged line of a file that cannot be read, as "line 17", or ""."""
@@ -85,7 +93,13 @@ def read_tables(
                 raise
             scanned = _without_bad_lines(inputs, scanned, given, bool(file_format.skip_bad_rows))
             columns = scanned.columns()
-        found = find_columns(columns, given, file.name, _headerless_hint(columns))
+        try:
+            found = find_columns(columns, given, file.name)
+        except NoColumnError as error:
+            row = [column.partition("_duplicated_")[0] for column in columns]  # equal values got different names
+            if scanned.kind == "text" and not file_format.columns and looks_like_data(row):
+                raise NoHeaderError(error, row) from None
+            raise
         used = _used(found, file_format, file.name)
         tables.append(_table(inputs, scanned, used, columns, file_format))
         kinds.add(scanned.kind)
@@ -118,30 +132,33 @@ def _table(
         return table
 
     def repair() -> RawTable:
-        copy, skipped, first = inputs.without_bad_lines(file, is_good, scanned.quoted)
+        copy, skipped = inputs.without_bad_lines(file, is_good, scanned.quoted)
         if scanned.kind == "lines":
             frame = _scan_lines(copy, sample=None)
         else:
             frame = scan_text(copy, scanned.lines, file_format, None)[0]
-        return replace(
-            table,
-            frame=frame.select(roles),
-            quick=None,
-            skipped=scanned.skipped + skipped,
-            first_skipped=_cannot_be_read(scanned.first_skipped or first, file),
-        )
+        if scanned.skipped.count:
+            skipped = replace(scanned.skipped, count=scanned.skipped.count + skipped.count)
+        return _without_lines(replace(table, frame=frame.select(roles), quick=None), scanned, skipped, file_format)
 
+    table = replace(table, locate=partial(file.first_bad_line, is_good), repair=repair)
+    return _without_lines(table, scanned, scanned.skipped, file_format)
+
+
+def _without_lines(table: RawTable, scanned: Scanned, skipped: SkippedLines, file_format: FileFormat) -> RawTable:
+    """Return a table with the record of its lines that were left out."""
+    if not skipped.count:
+        return table
+    no_rows = skipped.blank_before  # in JSON, a blank line is no row
+    if scanned.kind == "text":
+        header = 0 if file_format.columns else 1
+        no_rows = header + next(k for k, line in enumerate(scanned.lines) if line.strip())
     return replace(
         table,
-        locate=partial(file.first_bad_line, is_good),
-        repair=repair,
-        skipped=scanned.skipped,
-        first_skipped=_cannot_be_read(scanned.first_skipped, file),
+        skipped=skipped.count,
+        first_skipped=f"{skipped.first} of {table.name} cannot be read",
+        rows_before_skipped=skipped.rows_before - no_rows,
     )
-
-
-def _cannot_be_read(line: str, file: InputFile) -> str:
-    return f"{line} of {file.name} cannot be read"
 
 
 def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str | None], skip: bool) -> Scanned:
@@ -149,7 +166,7 @@ def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str
 
     If they are not to be skipped, raise an error that names the first.
     """
-    objects, _, _ = inputs.without_bad_lines(scanned.file, _is_row, quoted=False)
+    objects, _ = inputs.without_bad_lines(scanned.file, _is_row, quoted=False)
     with objects.open() as lines:
         rows = [json.loads(line) for line in itertools.islice(lines, 1000) if line.strip()]
     is_good = scanned.is_good
@@ -161,8 +178,8 @@ def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str
             replace(scanned, is_good=is_good).columns()
         except InputError as error:
             raise InputError(f"{error}{SKIP_LINES}") from error
-    copy, skipped, first = inputs.without_bad_lines(scanned.file, is_good or _is_row, quoted=False)
-    return replace(scanned, frame=_scan_lines(copy, sample=1000), file=copy, skipped=skipped, first_skipped=first)
+    copy, skipped = inputs.without_bad_lines(scanned.file, is_good or _is_row, quoted=False)
+    return replace(scanned, frame=_scan_lines(copy, sample=1000), file=copy, skipped=skipped)
 
 
 def _used(found: Mapping[str, str], file_format: FileFormat, where: str) -> dict[str, str]:
@@ -217,8 +234,8 @@ def read_frame(frame: Any, file_format: FileFormat) -> RawInteractions:
     return replace(raw, weight=used.get("event") or used.get("weight"))
 
 
-def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.LazyFrame:
-    """Read a table of items. Return columns ``item`` and ``title``."""
+def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> tuple[pl.LazyFrame, dict[str, str]]:
+    """Read a table of items. Return columns ``item`` and ``title``, and the names of file and columns."""
     frame = scan(inputs, file, file_format).frame
     with read_errors(file.name):
         columns = frame.collect_schema().names()
@@ -230,7 +247,8 @@ def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> pl.
             f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
             f"its columns are {listing(columns)}"
         )
-    return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title"))
+    described = {"file": printable(file.on_disk.name), "item": item, "title": title}
+    return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title")), described
 
 
 def scan(inputs: Inputs, file: InputFile, file_format: FileFormat) -> Scanned:
@@ -263,13 +281,6 @@ def scan(inputs: Inputs, file: InputFile, file_format: FileFormat) -> Scanned:
 def _scan_lines(file: InputFile, sample: int | None) -> pl.LazyFrame:
     """Open JSON lines. The first `sample` lines decide the types of the columns, or all."""
     return pl.scan_ndjson(glob.escape(str(file.path)), infer_schema_length=sample)  # it has no glob=False
-
-
-def _headerless_hint(columns: Sequence[str]) -> str:
-    """Return advice for a file whose first row looks like data, or ""."""
-    if not any(c.strip().lstrip("-").replace(".", "", 1).isdigit() for c in columns):
-        return ""
-    return "; the first row looks like data: give `columns` user,item,... if the file has no header"
 
 
 def _refuse_columns(file: InputFile, file_format: FileFormat) -> None:

@@ -124,6 +124,13 @@ def scan_text(
     names = list(file_format.columns) if file_format.columns else None
     if names:
         _check_positions(file.name, names, first_row)
+    counts = Counter(first_row)
+    repeated = [c for c, count in counts.items() if count > 1 and any(spells(c, role) for role in ROLES[:4])]
+    if repeated and not names:
+        raise InputError(
+            f"{file.name} has several columns named {repeated[0]!r}: rename one, or remove the header and "
+            "give `columns`"
+        )
     if separator == " " or _is_long(separator):
         return _split_lines(file, separator, names, first_row, skip=blank), lambda line: True, False
 
@@ -149,13 +156,6 @@ def scan_text(
     with read_errors(file.name):
         columns = open_csv().collect_schema().names()
     renamed = _padded(names, len(columns)) if names else [c.strip() for c in columns]
-    counts = Counter(first_row)
-    repeated = [c for c, count in counts.items() if count > 1 and any(spells(c, role) for role in ROLES[:4])]
-    if repeated and not names:
-        raise InputError(
-            f"{file.name} has several columns named {repeated[0]!r}: rename one, or remove the header and "
-            "give `columns`"
-        )
     numbers = {c: pl.Float64 for c, name in zip(columns, renamed, strict=True) if name == number_column}
     frame = open_csv(schema_overrides=numbers).rename(dict(zip(columns, renamed, strict=True)))
     return frame, has_room, quoted
@@ -200,11 +200,23 @@ def _padded(names: Sequence[str], width: int) -> list[str]:
     return [names[k] if k < len(names) and names[k] in ROLES else f"#{k + 1}" for k in range(width)]
 
 
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names that are all different, as Polars' CSV reader makes them.
+
+    Examples
+    --------
+    >>> _distinct(["5", "5", "5"])
+    ['5', '5_duplicated_0', '5_duplicated_1']
+    """
+    before = [names[:k].count(name) for k, name in enumerate(names)]
+    return [f"{name}_duplicated_{n - 1}" if n else name for name, n in zip(names, before, strict=True)]
+
+
 def _split_lines(
     file: InputFile, separator: str, names: list[str] | None, first_row: list[str], skip: int
 ) -> pl.LazyFrame:
     """Divide lines at a separator that Polars' CSV reader does not support: several bytes, or runs of blanks."""
-    columns = _padded(names, len(first_row)) if names else first_row
+    columns = _padded(names, len(first_row)) if names else _distinct(first_row)
     line = pl.col(_LINE).str
     fields = line.extract_all(r"\S+") if separator == " " else line.split(separator)
     frame = lines_of(file).slice(skip if names else skip + 1)

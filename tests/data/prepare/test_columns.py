@@ -36,7 +36,7 @@ def test_weights_are_read_only_if_they_are_named() -> None:
 @pytest.mark.parametrize(
     ("columns", "given", "message"),
     [
-        (["a", "item"], {}, r"^f has no column that is recognised as the users; .* name one as `user`; or so$"),
+        (["a", "item"], {}, r"^f has no column that is recognised as the users; .* name one as `user`$"),
         (["user", "movie", "song"], {}, r"^several columns of f could contain the items: 'movie', 'song'; .* `item`$"),
         (
             ["user", "item"],
@@ -48,4 +48,4 @@ def test_weights_are_read_only_if_they_are_named() -> None:
 )
 def test_errors_name_parameters(columns: list[str], given: dict[str, str | None], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        find_columns(columns, given, "f", "; or so")
+        find_columns(columns, given, "f")

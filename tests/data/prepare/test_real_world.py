@@ -11,7 +11,9 @@ import polars as pl
 import pytest
 
 from drm_triton import Dataset
+from drm_triton.data.prepare.build import BuildOptions
 from drm_triton.data.prepare.pipeline import prepare
+from drm_triton.data.prepare.raw import FileFormat
 from drm_triton.data.prepare.sources import find_source
 from drm_triton.errors import InputError
 from tests.data.conftest import MakeTable, ids
@@ -217,6 +219,61 @@ def test_bad_rows_are_skipped_and_counted(table: MakeTable, name: str, packed: b
     assert ids(data) == ([1, 2], [10, 13, 15, 16])
     assert data.meta["skipped"]["rows"] == 3
     assert data.meta["reading"] == {"skip_bad_rows": True}
+
+
+FIRST_BAD = [
+    # values of several columns; the user is read first
+    ("a.csv", "user,item,rating\n1,10,5\n1,11,bad\n,12,5\n2,13,4\n", r"data row 2 .* rating .*\('bad'\)"),
+    # a value above and below lines that cannot be read, after blank lines and a field of two lines
+    ("b.csv", '\n\nuser,item,rating\n1,"1\n0",5\n\n1,11,bad\n1,1,1,1\n2,13,4\n', r"data row 3 .* rating"),
+    ("c.csv", '\n\nuser,item,rating\n1,"1\n0",5\n\n1,1,1,1\n1,11,bad\n2,13,4\n', "line 7 .* cannot be read"),
+    ("d.csv", "1,10,5\n1,11,bad\n1,1,1,1\n2,13,4\n", r"row 2 .* rating"),
+    ("e.csv", "1,10,5\n1,1,1,1\n1,11,bad\n2,13,4\n", "line 2 .* cannot be read"),
+    (
+        "f.jsonl",
+        '{"user":1,"item":10,"rating":5}\n\n{"user":1,"item":11}\n{"user"\n{"user":2,"item":13,"rating":4}\n',
+        "row 2 .* rating",
+    ),
+    (
+        "g.jsonl",
+        '{"user":1,"item":10,"rating":5}\n\n{"user"\n{"user":1,"item":11}\n{"user":2,"item":13,"rating":4}\n',
+        "line 3 .* cannot be read",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "first"), FIRST_BAD)
+def test_the_first_bad_row_is_named(table: MakeTable, name: str, content: str, first: str) -> None:
+    columns = {"columns": ("user", "item", "rating")} if name in ("d.csv", "e.csv") else {}
+    with pytest.warns(UserWarning, match=f"2 of [45] rows .* the first: {first}"):
+        data = table(content, name, min_rating=1, skip_bad_rows=True, **columns)
+    assert data.n_interactions == 2
+
+
+def test_the_first_bad_row_of_several_files_is_named(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.csv" for name in "ab"]
+    for file, rows in zip(files, ("1,10,5\n1,11,bad\n", "1,12,4\n1,1,1,1\n2,13,5\n"), strict=True):
+        file.write_text(f"user,item,rating\n{rows}")
+    for raw, first in ((files, r"data row 2 of \S+a.csv"), (files[::-1], r"line 3 of \S+b.csv")):
+        with pytest.warns(UserWarning, match=f"2 of 5 rows .* the first: {first}"):
+            prepare(
+                find_source("table"),
+                raw,
+                tmp_path / "out",
+                FileFormat(skip_bad_rows=True),
+                BuildOptions(min_rating=1),
+                overwrite=True,
+            )
+
+
+def test_pairs_of_bad_rows_are_counted_apart(table: MakeTable) -> None:
+    rows = "1,10,5\n1,11,bad\n1,12,1\n1,13,bad\n1,13,1\n2,11,5\n2,12,4\n2,13,4\n2,14,bad\n"
+    with pytest.warns(UserWarning, match="3 of 9 rows cannot be used"):
+        data = table(f"user,item,rating\n{rows}", min_rating=3, skip_bad_rows=True)
+    assert data.dropped.nnz == 3
+    assert data.meta["skipped"]["pairs"] == 1  # (1, 13) has a low rating too, and item 14 has left
+    assert data.dropped_elsewhere is not None
+    assert data.dropped_elsewhere.rows() == [(2, 14)]
 
 
 def test_lines_in_another_encoding_are_skipped(table: MakeTable) -> None:

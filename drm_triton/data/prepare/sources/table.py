@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from drm_triton.data.prepare.inputs import Inputs
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions
 from drm_triton.data.prepare.sources.base import Source
@@ -25,12 +27,14 @@ _PATTERNS = (
 def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
     """Read one or several files. Of a zip file, read every member that looks like a table."""
     titles = None
+    described: dict[str, str] = {}
     if file_format.titles:
         title_inputs = Inputs([file_format.titles], inputs.scratch, "titles")
         # The file of titles has its own header, separator and column names.
         title_format = FileFormat(encoding=file_format.encoding)
-        titles = read_titles(title_inputs, title_inputs.find(_PATTERNS, "the table of titles"), title_format)
-    return read_tables(inputs, inputs.all(_PATTERNS), file_format, titles)
+        file = title_inputs.find(_PATTERNS, "the table of titles")
+        titles, described = read_titles(title_inputs, file, title_format)
+    return replace(read_tables(inputs, inputs.all(_PATTERNS), file_format, titles), title_columns=described)
 
 
 TABLE = Source(
