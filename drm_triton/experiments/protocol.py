@@ -235,7 +235,7 @@ class Comparison:
         outcomes = []
         for number, line in enumerate(lines[:-1], 1):  # a last line that is cut off, as after a crash, is dropped
             try:
-                outcomes.append(json.loads(line))
+                outcomes.append(_completed(json.loads(line)))
             except ValueError as error:
                 raise DrmError(f"{file} is damaged: line {number} ({error}); remove that line") from None
         if lines[-1] and repair:
@@ -336,6 +336,12 @@ def changed_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that differ from the defaults of the model, without the metric that chose them."""
     config = config_class(options["model"]).from_mapping({k: v for k, v in options.items() if k != "model"})
     return {name: value for name, value in config.changed().items() if name != "monitor"}
+
+
+def _completed(outcome: Outcome) -> Outcome:
+    """Return an outcome with the options that were added since it was stored, at their defaults."""
+    defaults = config_class(outcome["options"]["model"])().to_dict()
+    return {**outcome, "options": {**defaults, **outcome["options"]}}
 
 
 def _key(task: Task | Outcome) -> str:

@@ -90,6 +90,18 @@ def test_a_comparison_continues_where_it_stopped(finished: Comparison, data: Dat
     assert sorted(rows(again), key=key) == sorted(rows(finished), key=key)
 
 
+def test_options_that_are_added_later_repeat_no_training(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
+    """An outcome of a version without an option is one with its default."""
+    (tmp_path / "plan.json").write_bytes((finished.path / "plan.json").read_bytes())
+    older = [
+        row | {"options": {k: v for k, v in row["options"].items() if k != "popularity"}} for row in rows(finished)
+    ]
+    assert older != rows(finished)
+    (tmp_path / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in older))
+    again = Comparison(tmp_path, data, finished.plan)
+    assert not again.unfinished([*again.tuning_tasks(), *again.final_tasks()])
+
+
 def test_two_processes_cannot_work_in_one_directory(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
     one = Comparison(tmp_path, data, finished.plan)
     with Lock(tmp_path, "comparison"), pytest.raises(InputError, match="another process works on this comparison"):
