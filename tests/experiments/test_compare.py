@@ -94,7 +94,7 @@ def test_options_that_are_added_later_repeat_no_training(finished: Comparison, d
     """An outcome of a version without an option is one with its default."""
     (tmp_path / "plan.json").write_bytes((finished.path / "plan.json").read_bytes())
     older = [
-        row | {"options": {k: v for k, v in row["options"].items() if k != "popularity"}} for row in rows(finished)
+        row | {"options": {k: v for k, v in row["options"].items() if k != "cov"}} for row in rows(finished)
     ]
     assert older != rows(finished)
     (tmp_path / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in older))
