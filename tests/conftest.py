@@ -56,7 +56,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Make Triton's interpreter faster, once the tests have imported it."""
+    """Make Triton's interpreter faster."""
     hasten()
 
 

@@ -5,17 +5,20 @@ tests are small, so that the numbers themselves take nearly none.
 """
 
 import dataclasses
-import sys
+import importlib.util
+import os
 from typing import Any
 
 import numpy as np
 
 
 def hasten() -> None:
-    """Patch the interpreter if it is in use. A part that another version of Triton does not have stays as it is."""
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    """Patch the interpreter, if the tests use it and this version of Triton has what is patched."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     if not hasattr(interpreter, "_LangPatchScope"):
-        return  # not in use, or another version
+        return
     patch_language_once(interpreter)
     leave_out_overflows(interpreter)
     remember_types(interpreter)
