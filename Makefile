@@ -28,11 +28,13 @@ test: setup $(VENV)/.hnswlib
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
 	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests | lint))
 
-# Larger runs of the compiled GPU kernels, in the PTX emulator of bench/ptx, and their compilation for all GPUs. They
-# take minutes, and need no GPU.
+# Larger runs of the compiled GPU kernels, in the PTX emulator of bench/ptx, and their compilation for all GPUs; then
+# those of the other tests, in which Triton's interpreter runs the kernels. They take minutes, and need no GPU.
 test-gpu-static: setup
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu_static -n $(WORKERS) --dist worksteal \
 		tests/kernels/gpu/emulator tests/kernels/gpu/test_compile.py
+	$(BIN)/python -m pytest -m gpu_static -n $(WORKERS) --dist worksteal tests \
+		--ignore tests/kernels/gpu/emulator --ignore tests/kernels/gpu/test_compile.py
 
 # The tests of the CPU kernels, compiled so that an index outside its array is an error. They take minutes to compile.
 # What the intrinsics read and write through pointers is not checked.

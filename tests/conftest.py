@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+
+from tests.interpreter import hasten
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -55,23 +56,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let Triton's interpreter patch `triton.language` once in each launch.
-
-    It does so again in each call of a function by a kernel, where most of it is patched already and the rest gets the
-    same functions once more. That takes a third of the time of the kernels here.
-    """
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if not hasattr(interpreter, "_LangPatchScope"):
-        return  # not in use, or another version
-    patch, core = interpreter._patch_lang, interpreter.tl.core
-
-    def patch_once(function: Any) -> Any:
-        languages = [value for value in function.__globals__.values() if value is interpreter.tl or value is core]
-        if any(core.is_builtin(place) for place in (core.tensor.__add__, *(language.load for language in languages))):
-            return patch(function)
-        return interpreter._LangPatchScope()
-
-    interpreter._patch_lang = patch_once
+    """Make Triton's interpreter faster."""
+    hasten()
 
 
 # Programs that run the operations which most tests use once, on toy data. They take about the same time.

@@ -4,10 +4,13 @@ It is used in a process of its own, without TRITON_INTERPRET. The tensors are on
 have: the results mean nothing.
 """
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -239,3 +242,31 @@ def steps(options: dict[str, Any]) -> dict[str, Any]:
         "compiled later": sorted(Counter(fake.compiled)),
         "unguarded": fake.unguarded,
     }
+
+
+def print_each(function: str, calls: list[list[Any]]) -> None:
+    """Print what a function of this file returns in each call, a line each.
+
+    A compiled kernel keeps the driver that it was compiled with. So each call is made in a process that is forked from
+    this one, which has compiled nothing. The imports are common to them.
+    """
+    for module in ("kernels.gpu", "ranking.fold_in", "training.loop", "training.preflight"):
+        import_module(f"drm_triton.{module}")
+    import_module("torch._dynamo")  # the modes of torch load it
+    for arguments in calls:
+        child = os.fork()
+        if child == 0:
+            print(json.dumps(globals()[function](*arguments)), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, arguments
+
+
+def observe(function: str, *calls: tuple[object, ...]) -> list[dict[str, Any]]:
+    """Return what a function of this file returns in each call, each with nothing compiled before."""
+    from tests.conftest import ROOT, run_python  # it asks for Triton's interpreter, so not in the new process
+
+    program = "import json, sys; sys.path.insert(0, sys.argv[1]); from tests.fake_driver import print_each; "
+    program += "print_each(sys.argv[2], json.loads(sys.argv[3]))"
+    done = run_python("-c", program, str(ROOT), function, json.dumps(calls), TRITON_INTERPRET=None)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]

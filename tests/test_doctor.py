@@ -44,7 +44,7 @@ def run(*arguments: str, path: Path | None = None, **environment: str) -> subpro
 
 
 def test_a_working_installation(tmp_path: Path) -> None:
-    done = run("--json", TRITON_INTERPRET="1", DRM_DATA=str(tmp_path / "not yet"))
+    done = run("--json", DRM_DATA=str(tmp_path / "not yet"))
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report["ok"] is True
@@ -52,11 +52,27 @@ def test_a_working_installation(tmp_path: Path) -> None:
     assert report["data"]["directory"] == str(tmp_path / "not yet")
     assert report["data"]["free"] > 0
     assert set(report["backends"]) == set(kernels.BACKENDS)
-    expected = "triton" if torch.cuda.is_available() else "cpu"  # auto never chooses the interpreter
+    expected = "triton" if torch.cuda.is_available() else "cpu"
     assert (report["backend"]["chosen"], report["backend"]["by"]) == (expected, "auto")
     for name, backend in report["backends"].items():
-        assert backend["status"] == "ok", (name, backend)
-        assert backend["difference"] < doctor.TOLERANCE
+        if name == "triton" and not torch.cuda.is_available():
+            assert backend["status"] == "not usable"
+        else:
+            assert backend["status"] == "ok", (name, backend)
+            assert backend["difference"] < doctor.TOLERANCE
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_interpreter_passes_the_self_test_and_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is available on Linux only")
+    found = doctor.self_test("triton")
+    assert found["status"] == "ok"
+    assert found["difference"] < doctor.TOLERANCE
+    monkeypatch.delenv("DRM_BACKEND", raising=False)
+    skip_self_tests(monkeypatch)
+    report = doctor.examine()
+    assert report["backends"]["triton"]["status"] == "ok"
+    assert (report["backend"]["chosen"], report["backend"]["by"]) == ("cpu", "auto")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

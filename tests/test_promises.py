@@ -153,24 +153,33 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
 
 def test_kernels_are_compiled_for_this_processor(tmp_path: Path) -> None:
     """Code that one processor left in the cache does not run on another, here one of 2003 without any extension."""
+    (tmp_path / "small.py").write_text("""
+from drm_triton.kernels.cpu.runtime.jit import kernel
+
+@kernel
+def multiply(a, b, out):
+    for i in range(len(out)):
+        out[i] = a[i] * b[i]
+""")
     code = """
-import re, torch
+import re, sys
+import numpy as np
 from llvmlite.binding import get_host_cpu_features
-from drm_triton.kernels import reference
-from drm_triton.kernels.cpu import topk
-U, V = torch.randn(9, 5), torch.randn(70, 5)
-ranking = topk.top_k(U, topk.pack_items(V, "dot"), 10)[0]
-assert torch.equal(ranking, reference.top_k(U, reference.pack_items(V, "dot"), 10)[0])
-code = "".join(topk.rank_blocks.inspect_asm().values())
+sys.path.insert(0, sys.argv[1])
+from small import multiply
+a, b, out = np.arange(99, dtype=np.float32), np.full(99, 2, np.float32), np.zeros(99, np.float32)
+multiply(a, b, out)
+assert (out == a * b).all()
+code = "".join(multiply.inspect_asm().values())
 print(len(code) > 1000, get_host_cpu_features().get("avx", False), bool(re.search("[yz]mm[0-9]", code)))
 """
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    here = run_python("-c", code, **cache)
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    here = run_python("-c", code, tmp_path, **cache)
     assert here.returncode == 0, here.stderr
     compiled, has_avx, uses_avx = here.stdout.split()
     assert compiled == "True"
     assert uses_avx == has_avx
-    elsewhere = run_python("-c", code, **cache, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    elsewhere = run_python("-c", code, tmp_path, **cache, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert elsewhere.stdout.split() == ["True", has_avx, "False"]
 

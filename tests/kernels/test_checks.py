@@ -96,10 +96,16 @@ def test_a_bad_score_shows(backend: Any, bad: float, n: int) -> None:
         assert x[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("position", [0, -1], ids=["positive", "negative"])
-@pytest.mark.parametrize("parts", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
+@pytest.mark.parametrize(
+    ("parts", "position", "bad"),
+    [
+        *(((1, 1, 1), position, bad) for position in (0, -1) for bad in (math.nan, math.inf, -math.inf)),
+        *(((1, 0, 0), position, bad) for position, bad in ((0, math.nan), (-1, math.inf), (0, -math.inf))),
+        *(((0, 1, 0), position, bad) for position, bad in ((-1, math.nan), (0, math.inf), (-1, -math.inf))),
+        *(((0, 0, 1), position, bad) for position, bad in ((0, math.nan), (-1, math.inf), (0, -math.inf))),
+    ],
+)
 def test_a_bad_factor_shows_in_losses_and_gradients(
     backend: Any, bad: float, n: int, position: int, parts: tuple[int, int, int]
 ) -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import filter, topk
-from drm_triton.kernels.gpu.filter import GROUP, pack_queries, to_bytes
+from drm_triton.kernels.gpu.filter import BLOCK_M, GROUP, pack_queries, to_bytes
 from drm_triton.names import Score
 from tests.kernels.gpu.conftest import DEVICE, int32
 
@@ -49,9 +49,12 @@ def assert_top_k(
         assert len(set(row[mine].tolist())) == mine.sum()
 
 
-@pytest.mark.parametrize("score", ["dot", "l2"])
 @pytest.mark.parametrize(
-    ("m", "n_items", "d", "k"), [(1, 5, 3, 2), (3, 64, 16, 64), (65, 100, 50, 1), (2, 500, 100, 10), (1, 40, 1, 100)]
+    ("score", "m", "n_items", "d", "k"),
+    [
+        *((score, *sizes) for score in ("dot", "l2") for sizes in ((1, 5, 3, 2), (3, 64, 16, 64), (1, 40, 1, 100))),
+        *[("dot", 65, 70, 20, 1), ("l2", 2, 500, 100, 10)],
+    ],
 )
 def test_top_k(score: Score, m: int, n_items: int, d: int, k: int) -> None:
     draw = torch.Generator().manual_seed(m)
@@ -83,10 +86,10 @@ def test_top_k_of_whole_numbers_is_exact(kind: str) -> None:
 
 def test_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(0)
-    queries = torch.randint(-3, 4, (70, 4), generator=draw).float()
-    V = torch.randint(-3, 4, (100, 4), generator=draw).float()
+    queries = torch.randint(-3, 4, (BLOCK_M + 1, 4), generator=draw).float()
+    V = torch.randint(-3, 4, (70, 4), generator=draw).float()
     monkeypatch.setattr(topk, "BUFFER_BYTES", 1)
-    assert_top_k(queries, V, 9, "dot", torch.rand(70, 100, generator=draw) < 0.2, exact=True)
+    assert_top_k(queries, V, 9, "l2", torch.rand(len(queries), len(V), generator=draw) < 0.2, exact=True)
 
 
 def test_several_blocks_of_groups() -> None:
