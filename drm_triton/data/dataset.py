@@ -253,7 +253,9 @@ class Dataset:
             if problem is None and elsewhere.get("checksum") not in (None, rows_checksum(rows)):
                 problem = "the dropped pairs of other users and items do not have the checksum that meta.json records"
         titles = self.item_titles
-        if titles is not None and self.meta.get("titles") not in (None, text_checksum(titles)):
+        if titles is not None and titles.dtype not in (pl.String, pl.Null):
+            problem = problem or "the titles are not text"
+        elif titles is not None and self.meta.get("titles") not in (None, text_checksum(titles)):
             problem = problem or "the titles do not have the checksum that meta.json records"
         if problem is not None:
             raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
