@@ -91,7 +91,7 @@ class Fold:
         self.train, self.of_warm, self.of_cold, self.of_all = map(part, (~cold & ~hidden, ~cold & hidden, cold, hidden))
         empty = CSR.empty(pairs.shape)
         self.data = Dataset(self.train, empty, empty, data.users, data.items)
-        self.features = features(data.items)
+        self.features = features(data.items, self.train.popularity() > 0)
 
     def metrics(self, scores: Callable[[NDArray[np.int64]], Vectors]) -> Row:
         """Return the metrics of a ranking by scores of users [m] and all items: [m, N]."""
@@ -142,7 +142,7 @@ def predicted(
     X = fold.features
     if year_linear:
         before, features_module.KNOTS = features_module.KNOTS, 2
-        X = features(fold.data.items)
+        X = features(fold.data.items, fold.train.popularity() > 0)
         features_module.KNOTS = before
     counts = fold.train.popularity()
     warm = np.flatnonzero((counts > 0) & (X.getnnz(1) > 0))

@@ -6,11 +6,13 @@ category, truth value   one column for each value
 tags                    one column for each tag
 text                    one column for each word; text is a column of mostly different values of several words
 number, date            one column for each of nine knots, which are quantiles of the values; a value has weights at the
-                        two knots next to it, so a linear map of the features is piecewise linear in the value
+                        two knots next to it, so a linear map of the features is piecewise linear in the value. The
+                        values are those of rows with interactions. A value beyond them counts as the nearest: nothing
+                        is known about it
 
 A value, tag or word of a single row is left out: it says nothing about other rows. If a block would be too wide, its
-columns are buckets, and a hash (BLAKE2b) says which bucket a value belongs to. The matrix depends on the table alone,
-so a model that keeps the table needs to keep nothing else.
+columns are buckets, and a hash (BLAKE2b) says which bucket a value belongs to. The matrix depends on the table and on
+which rows have interactions, so a model that keeps the data needs to keep nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ TEXT_DISTINCT = 0.5  # and at least this share of its values are different
 KNOTS = 9  # of a number
 
 
-def features(table: pl.DataFrame) -> scipy.sparse.csr_matrix:
+def features(table: pl.DataFrame, examples: NDArray[np.bool_] | None = None) -> scipy.sparse.csr_matrix:
     """Return the features of the rows of a table of items or users: float32 [rows, F].
 
     The rows have length 1, or 0 where a row has no attributes.
@@ -39,6 +41,7 @@ def features(table: pl.DataFrame) -> scipy.sparse.csr_matrix:
     Parameters
     ----------
     table : table of a data set, by code; its columns `id` and `title` are no attributes
+    examples : [rows], which rows have interactions; default: all
 
     Examples
     --------
@@ -48,21 +51,22 @@ def features(table: pl.DataFrame) -> scipy.sparse.csr_matrix:
     """
     names = attributes(table)
     widest = max(2, min(MAX_BLOCK, MAX_FEATURES // max(len(names), 1)))
-    blocks = [_block(table[name], widest) for name in names]
+    examples = np.ones(len(table), dtype=bool) if examples is None else examples
+    blocks = [_block(table[name], examples, widest) for name in names]
     empty = scipy.sparse.csr_matrix((len(table), 0), dtype=np.float32)
     joined = scipy.sparse.hstack([empty, *blocks], format="csr", dtype=np.float32)
     lengths = np.sqrt(joined.multiply(joined).sum(1)).A1
     return scipy.sparse.diags(1 / np.maximum(lengths, 1e-30), dtype=np.float32) @ joined
 
 
-def _block(column: pl.Series, widest: int) -> scipy.sparse.csr_matrix:
+def _block(column: pl.Series, examples: NDArray[np.bool_], widest: int) -> scipy.sparse.csr_matrix:
     """Return the features of one attribute: [rows, at most `widest`]."""
     if column.dtype == pl.List:
         return _values(column, widest)
     if column.dtype == pl.Boolean:
         return _values(column.cast(pl.String).reshape((-1, 1)).arr.to_list(), widest)
     if column.dtype != pl.String:
-        return _number(column, widest)
+        return _number(column, examples, widest)
     words = column.str.to_lowercase().str.extract_all(r"\w+")
     known = column.drop_nulls()
     distinct = known.n_unique() >= TEXT_DISTINCT * len(known)
@@ -91,14 +95,15 @@ def _bucket(value: str, buckets: int) -> int:
     return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little") % buckets
 
 
-def _number(column: pl.Series, widest: int) -> scipy.sparse.csr_matrix:
+def _number(column: pl.Series, examples: NDArray[np.bool_], widest: int) -> scipy.sparse.csr_matrix:
     """Return the features of numbers or dates: the weights of the two knots next to a value, which add up to 1."""
     raw: NDArray[np.float64] = column.to_physical().cast(pl.Float64).to_numpy()
     known = ~np.isnan(raw)
-    knots = np.unique(np.quantile(raw[known], np.linspace(0, 1, min(KNOTS, widest)))) if known.any() else np.zeros(0)
+    fitted, places = raw[known & examples], np.linspace(0, 1, min(KNOTS, widest))
+    knots = np.unique(np.quantile(fitted, places)) if len(fitted) else fitted
     if len(knots) < 2:  # the same for all rows
         return scipy.sparse.csr_matrix((len(raw), 0), dtype=np.float32)
-    values = raw[known]
+    values = np.clip(raw[known], knots[0], knots[-1])
     right = np.clip(np.searchsorted(knots, values), 1, len(knots) - 1)
     weight = (values - knots[right - 1]) / (knots[right] - knots[right - 1])
     rows = np.tile(np.flatnonzero(known), 2)

@@ -138,7 +138,7 @@ def _predicted(factors: Tensor, table: pl.DataFrame, trained: Mask, without: Mas
     nothing = np.zeros(len(trained), dtype=bool)
     if not without.any() or not attributes(table):
         return factors, nothing, 0.0
-    X = features(table)
+    X = features(table, trained)
     known = X.getnnz(1) > 0
     examples, cold = np.flatnonzero(trained & known), without & known
     if len(examples) < 2 or not cold.any():

@@ -56,6 +56,19 @@ def test_numbers_are_piecewise_linear() -> None:
     assert dense(price=pl.Series([None, None], dtype=pl.Float64)).shape == (2, 0)
 
 
+def test_knots_are_those_of_rows_with_interactions() -> None:
+    """A number beyond those of the examples counts as the nearest of them."""
+    table = pl.DataFrame({"id": range(6), "year": [1990, 1995, 2000, 2025, 971, 1992]})
+    examples = np.array([True, True, True, False, False, False])
+    found = features(table, examples).toarray()
+    np.testing.assert_array_equal(found[3], found[2])
+    np.testing.assert_array_equal(found[4], found[0])
+    np.testing.assert_array_equal(found[:3], features(table[:3]).toarray())
+    assert 0 < np.count_nonzero(found[5]) <= 2
+    assert not (found[5] == found[0]).all()
+    assert features(table, np.zeros(6, dtype=bool)).shape == (6, 0)
+
+
 def test_long_text_is_taken_as_words() -> None:
     found = dense(plot=["A cat and a dog.", "The dog, the house!", "no CAT in sight here", None])
     assert found.shape == (4, 2)  # cat, dog

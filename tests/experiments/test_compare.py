@@ -93,9 +93,7 @@ def test_a_comparison_continues_where_it_stopped(finished: Comparison, data: Dat
 def test_options_that_are_added_later_repeat_no_training(finished: Comparison, data: Dataset, tmp_path: Path) -> None:
     """An outcome of a version without an option is one with its default."""
     (tmp_path / "plan.json").write_bytes((finished.path / "plan.json").read_bytes())
-    older = [
-        row | {"options": {k: v for k, v in row["options"].items() if k != "cov"}} for row in rows(finished)
-    ]
+    older = [row | {"options": {k: v for k, v in row["options"].items() if k != "cov"}} for row in rows(finished)]
     assert older != rows(finished)
     (tmp_path / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in older))
     again = Comparison(tmp_path, data, finished.plan)

@@ -129,6 +129,21 @@ def test_new_items_are_ranked_by_their_genre(make: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("score", ["dot", "cosine"])
+def test_a_number_beyond_all_others_gives_no_absurd_score(score: str) -> None:
+    """A new item is usually newer than all others. Its score is that of the newest, not an extrapolation."""
+    years = [1950 + i % 20 for i in range(60)]
+    ids = [f"i{i}" for i in range(60)] + ["newest", "later", "mistyped"]
+    items = pl.DataFrame({"item": ids, "genre": [GENRES[i % 3] for i in range(60)] + ["rock"] * 3,
+                          "year": [*years, 1969, 2025, 971]})  # fmt: skip
+    data = Dataset.from_frame(interactions(), ratios=(1, 0, 0)).with_attributes(items)
+    model = DRM(score=score, factors=8, epochs=5).fit(data)
+    cold = model.recommend(users=["u1"], k=63).filter(pl.col("item").is_in(["newest", "later", "mistyped"]))
+    scores = dict(cold.select("item", "score").iter_rows())
+    assert scores["later"] == pytest.approx(scores["newest"], abs=1e-6)
+    assert abs(scores["mistyped"]) <= 1
+
+
 def test_a_run_and_the_service_have_the_cold_items(no_curves: None, tmp_path: Path) -> None:
     data = attributed()
     model = DRM(factors=8, epochs=2, eval_every=0).fit(data, run=tmp_path / "run")
