@@ -114,6 +114,7 @@ def test_evaluate_takes_the_data_set() -> None:
     data = small_data()
     model = DRM(factors=4, epochs=2).fit(data)
     found = model.evaluate(data)
+    assert set(found.per_user["user"]) <= set(data.user_ids), "ids, not row numbers"
     assert found.means == model.evaluate(data.test, data.train.union(data.valid)).means
     assert model.evaluate(data, on="valid").means == model.evaluate(data.valid).means
     measured = len(found.per_user)

@@ -36,7 +36,8 @@ class Evaluation:
     ----------
     means : mean of each metric over users, under keys such as `ndcg@10`; also `coverage@K`, the share of all items
         that appear in at least one top K, and, if asked for, `gini@K` and `entropy@K`
-    per_user : frame with one row per evaluated user: row number `user`, `n_train`, `n_held_out` and each metric
+    per_user : frame with one row per evaluated user: `user`, `n_train`, `n_held_out` and each metric. `user` is the id
+        in the result of a model, and the row number in that of `evaluate`
     left_out : number of users that were not evaluated, by reason
     """
 

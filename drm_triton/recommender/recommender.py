@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -333,4 +334,6 @@ class Recommender(TrainableModel[C]):
                 "set with Dataset.from_frame, and fit the model on it"
             )
         seen = self.interactions.train if seen is None else seen
-        return evaluate(self.ranker(), seen, held_out, ks, min_train, beyond_accuracy=beyond_accuracy)
+        result = evaluate(self.ranker(), seen, held_out, ks, min_train, beyond_accuracy=beyond_accuracy)
+        ids = self.interactions.user_ids[result.per_user["user"]]
+        return replace(result, per_user=result.per_user.with_columns(user=ids))
