@@ -85,7 +85,7 @@ def write_file(path: str | Path, write: Callable[[Path], object], parents: bool 
         _check_regular(target, path)
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
-        _clean(target)
+        clean(target)
         # Not created by `tempfile`: its files are private, and this one needs the mode of any new file.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = temporary.stat().st_mode
@@ -213,7 +213,7 @@ def directory(
         place.parent.mkdir(parents=True, exist_ok=True)
         fixed = place.exists() and _is_fixed(place)
         if not fixed:
-            _clean(place)
+            clean(place)
         temporary, handle = _temporary_directory(place / place.name if fixed else place)
         yield temporary
         for file in temporary.rglob("*"):
@@ -367,7 +367,7 @@ def _leftovers(path: Path) -> list[Path]:
         return []
 
 
-def _clean(path: Path) -> None:
+def clean(path: Path) -> None:
     """Remove the temporary siblings of `path` that killed processes left."""
     for left in _leftovers(path):
         with suppress(OSError):

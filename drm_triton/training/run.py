@@ -110,6 +110,7 @@ class Run:
     def _of_last_checkpoint(
         cls, path: Path, config: Config, changed: Sequence[str], lock: Lock, rows: dict[str, slice] | None
     ) -> tuple["Run", Stored | None]:
+        atomic.clean(path.resolve())
         for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
             left.unlink()  # from a process that was killed while writing
         for which in ("last", "best"):
