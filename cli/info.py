@@ -62,6 +62,7 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "valid": data.valid.nnz,
         "test": data.test.nnz,
         "dropped": data.dropped.nnz,
+        "dropped_elsewhere": 0 if data.dropped_elsewhere is None else len(data.dropped_elsewhere),
         "per_user": data.n_interactions / data.n_users if data.n_users else 0.0,
         "per_item": data.n_interactions / data.n_items if data.n_items else 0.0,
         "density": data.n_interactions / cells if cells else 0.0,
@@ -110,6 +111,8 @@ def describe(data: "Dataset", path: Path) -> None:
     for name, pairs in (("dropped by filters", facts["dropped"] - of_bad_rows), ("in bad rows only", of_bad_rows)):
         if pairs:
             print(f"{name:<22}{pairs:>14,}  never recommended, not learned from")
+    if facts["dropped_elsewhere"]:
+        print(f"{'dropped elsewhere':<22}{facts['dropped_elsewhere']:>14,}  their user or item left the data set too")
     for line in _columns(data.meta):
         print(line)
     titles = facts["titles"]
