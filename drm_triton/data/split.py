@@ -82,10 +82,10 @@ def split_text(options: Mapping[str, Any]) -> str:
     >>> split_text({"split": "predefined", "valid_ratio": 0.1, "seed": 0})
     'predefined, 0.1 of train drawn for validation, seed 0'
     >>> split_text({"split": "leave-last", "ratios": (7, 1, 2), "seed": 0})
-    'leave-last (the last two items of each user), seed 0'
+    'leave-last (the last two items of each user)'
     """
-    if options["split"] == "leave-last":  # it has no use for the ratios; the seed decides between equal times
-        return f"leave-last (the last two items of each user), seed {options['seed']}"
+    if options["split"] == "leave-last":  # it uses neither ratios nor seed
+        return "leave-last (the last two items of each user)"
     if "ratios" in options:
         ratios = "/".join(f"{100 * ratio / sum(options['ratios']):g}" for ratio in options["ratios"])
         return f"{options['split']} {ratios}, seed {options['seed']}"
