@@ -156,6 +156,18 @@ def test_titles_are_counted(run: Run) -> None:
     assert "titles" not in run(*command, "--overwrite")[1]
 
 
+def test_a_file_of_titles_without_a_header(run: Run) -> None:
+    Path("r.csv").write_text(GOOD)
+    rows = "".join(f"{i}|film {i}|01-Jan-1995||{'|'.join('0' * 9)}\n" for i in range(1, 12))
+    Path("u.item").write_text(rows)
+    command = ["prepare", "table", "--raw", "r.csv", "--out", "d", "-q", "--titles", "u.item"]
+    error = fails(run, *command)
+    assert "its columns are '1', 'film 1', '01-Jan-1995', '', '0' and 8 more; the first row looks like data" in error
+    assert "put a line before it that names all 13 columns, item and title among them" in error
+    Path("u.item").write_text("|".join(["item", "title", *"cdefghijklm"]) + "\n" + rows)
+    assert run(*command)[0] == 0
+
+
 def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
     Path("r.csv").write_text(GOOD + "1,9,bad,0\n1,3,bad,0\n")
     Path("bad.csv").write_text("user,item,rating\n1,1,5\n1,2,bad\n2,2,4\n")
