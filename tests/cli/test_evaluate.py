@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
 
 def test_the_name_of_the_file_per_user_gives_its_format(run: Path, tmp_path: Path) -> None:
     frames = []
-    readers = {"parquet": pl.read_parquet, "csv": pl.read_csv, "json": pl.read_json, "jsonl": pl.read_ndjson}
+    readers: dict[str, Callable[[Path], pl.DataFrame]] = {
+        "parquet": pl.read_parquet,
+        "csv": pl.read_csv,
+        "json": pl.read_json,
+        "jsonl": pl.read_ndjson,
+    }
     for suffix, read in readers.items():
         code, _, errors = call("evaluate", run, "--per-user", tmp_path / f"users.{suffix}", "-q")
         assert code == 0, errors
