@@ -9,12 +9,14 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
-from drm_triton.cli.output import check_file
+from drm_triton.cli.output import OutputFormat, check_file, write
 from drm_triton.cli.together import in_world, is_first, use_own_gpu
 from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
+from drm_triton.errors import InputError
 from drm_triton.names import CUT_OFFS, MIN_TRAIN
 
 DEFAULT_K = ",".join(map(str, CUT_OFFS))
+PER_USER_FORMATS: tuple[OutputFormat, ...] = ("parquet", "csv", "json", "jsonl")
 
 
 def evaluate(
@@ -38,7 +40,10 @@ def evaluate(
         ),
     ] = None,
     per_user: Annotated[
-        Path | None, typer.Option(help="Write each user's metrics to this Parquet file.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Write each user's metrics to this file: .parquet, .csv, .json or .jsonl.", show_default=False
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file --per-user.")] = False,
     by_activity: Annotated[
@@ -85,6 +90,7 @@ def evaluate(
             check_min_train(min_train)
         if per_user is not None:
             check_file(per_user, "per_user", overwrite, "give another `per_user`")  # before the slow steps
+            form = _form_of(per_user)
         with first_word(reporter.quiet):
             from drm_triton.ranking.evaluate import by_activity as grouped
             from drm_triton.ranking.evaluate import evaluate as measure
@@ -113,7 +119,7 @@ def evaluate(
     ).means
     if per_user is not None:
         ids = data.user_ids[result.per_user["user"]]
-        atomic.write_file(per_user, result.per_user.with_columns(user=ids).write_parquet)
+        write([result.per_user.with_columns(user=ids)], form, per_user)
     if not as_json:
         _print_table(result.means, popularity, cut_offs)
         print(*describe_users(len(result.per_user), data.n_users, result.left_out), sep="\n")
@@ -135,6 +141,15 @@ def evaluate(
                 print(f"  {row['min_train']:>5} – {row['max_train']:<6} {row['users']:>8,} users  {row[metric]:.4f}")
     if as_json:
         print(json.dumps(report))
+
+
+def _form_of(per_user: Path) -> OutputFormat:
+    """Return the format that the name of the file asks for."""
+    for form in PER_USER_FORMATS:
+        if per_user.suffix.lower() == f".{form}":
+            return form
+    endings = ", ".join(f".{form}" for form in PER_USER_FORMATS)
+    raise InputError(f"`per_user` {per_user}: the name says no known format; let it end with one of {endings}")
 
 
 def describe_users(measured: int, total: int, left_out: dict[str, int]) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 
 from drm_triton.cli import complete
 from drm_triton.cli.messages import first_word, in_flags
+from drm_triton.progress import counted
 
 if TYPE_CHECKING:
     from drm_triton.data.dataset import Dataset
@@ -62,6 +63,7 @@ def summary(data: "Dataset", path: Path) -> dict[str, Any]:
         "valid": data.valid.nnz,
         "test": data.test.nnz,
         "dropped": data.dropped.nnz,
+        "dropped_elsewhere": 0 if data.dropped_elsewhere is None else len(data.dropped_elsewhere),
         "per_user": data.n_interactions / data.n_users if data.n_users else 0.0,
         "per_item": data.n_interactions / data.n_items if data.n_items else 0.0,
         "density": data.n_interactions / cells if cells else 0.0,
@@ -110,6 +112,8 @@ def describe(data: "Dataset", path: Path) -> None:
     for name, pairs in (("dropped by filters", facts["dropped"] - of_bad_rows), ("in bad rows only", of_bad_rows)):
         if pairs:
             print(f"{name:<22}{pairs:>14,}  never recommended, not learned from")
+    if facts["dropped_elsewhere"]:
+        print(f"{'dropped elsewhere':<22}{facts['dropped_elsewhere']:>14,}  their user or item left the data set too")
     for line in _columns(data.meta):
         print(line)
     titles = facts["titles"]
@@ -120,7 +124,8 @@ def describe(data: "Dataset", path: Path) -> None:
     for name, entry in (data.meta.get("attributes") or {}).items():
         columns = "; ".join(f"{column} ({kind})" for column, kind in entry["columns"].items()) or "none"
         print(textwrap.fill(f"attributes of {name}: {columns}", 80, initial_indent="\n", subsequent_indent="  "))
-        print(f"  {entry['rows']:,} rows in {entry['file']}; {entry['added']:,} {name} without interactions added")
+        rows_read, added = counted(entry["rows"], "row"), counted(entry["added"], name.removesuffix("s"))
+        print(f"  {rows_read} in {entry['file']}; {added} without interactions added")
     weights = facts["weights"]
     if weights:
         column = f" (column {weights['column']})" if "column" in weights else ""
@@ -202,7 +207,7 @@ def _steps(meta: Mapping[str, Any]) -> list[str]:
         lines.append(_line(f"rows of each event: {counts}", 2))
     skipped = meta.get("skipped")
     if skipped:
-        lines.append(_line(f"skipped before: {skipped['rows']:,} rows; the first: {skipped['first']}", 2))
+        lines.append(_line(f"skipped before: {counted(skipped['rows'], 'row')}; the first: {skipped['first']}", 2))
     return lines
 
 

@@ -18,6 +18,7 @@ import typer
 from drm_triton.progress import Reporter
 
 NAME = re.compile(r"`([A-Za-z_]\w*)(?:=([^`]*))?`")  # `min_rating`, or with a value: `unknown="skip"`
+COMMAND = re.compile(r"\n(  drm-triton .*)")  # on a line of its own, see `command_line`
 
 _flags: dict[str, str] = {}  # Python name -> flag, for the command that runs
 
@@ -95,12 +96,28 @@ def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(wrapped(f"warning: {in_flags(message)}"), file=sys.stderr)
 
 
+def command_line(*words: object) -> str:
+    r"""Return a command for a message, on a line of its own: it is never wrapped, so that it can be copied.
+
+    Examples
+    --------
+    >>> command_line("train", "--resume", "runs/my songs")
+    "\n  drm-triton train --resume 'runs/my songs'"
+    """
+    return f"\n  {shlex.join(['drm-triton', *map(str, words)])}"
+
+
 def wrapped(text: str) -> str:
-    """Return a paragraph in lines as wide as the terminal of stderr, or on one line if stderr is not a terminal."""
+    """Return a paragraph in lines as wide as the terminal of stderr, or on one line if stderr is not a terminal.
+
+    The lines of commands stay whole.
+    """
     if not sys.stderr.isatty():
         return text
     width = shutil.get_terminal_size().columns
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    prose = COMMAND.split(text)
+    prose[::2] = [textwrap.fill(part, width, break_long_words=False, break_on_hyphens=False) for part in prose[::2]]
+    return "\n".join(part for part in prose if part)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """How `recommend` and `similar` write recommendations: block by block, to stdout or to a file that appears complete."""
 
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from drm_triton import atomic
+from drm_triton.cli.messages import command_line, wrapped
 from drm_triton.errors import HeldOutWarning, InputError
 
 if TYPE_CHECKING:
@@ -147,8 +147,6 @@ def note_if_held_out(model: "Recommender[Any]", run: Path) -> None:
     data = model.interactions
     if data.train.nnz < data.n_interactions:
         share = data.train.nnz / data.n_interactions
-        print(
-            f"note: {run} has learned from {share:.0%} of the interactions; the others are held out.\n"
-            f"      {shlex.join(['drm-triton', 'refit', str(run)])} trains the final model on all of them",
-            file=sys.stderr,
-        )
+        note = f"note: {run} has learned from {share:.0%} of the interactions; the others are held out. "
+        note += "This trains the final model on all of them:"
+        print(wrapped(note + command_line("refit", run)), file=sys.stderr)

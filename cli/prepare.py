@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -207,7 +206,7 @@ def prepare(
       drm-triton prepare lists --train train.txt --test test.txt --out data/lists
     """
     from drm_triton.cli.info import describe, summary
-    from drm_triton.cli.messages import FlagReporter, first_word
+    from drm_triton.cli.messages import FlagReporter, command_line, first_word
     from drm_triton.data import data_dir
 
     if list_sources:
@@ -309,8 +308,8 @@ def prepare(
                 tables,
             )
         except NoHeaderError as error:
-            command = ["drm-triton", *sys.argv[1:], "--columns", ",".join(error.columns)]
-            raise InputError(f"{error}. The whole command: {shlex.join(command)}") from None
+            command = command_line(*sys.argv[1:], "--columns", ",".join(error.columns))
+            raise InputError(f"{error}. The whole command:{command}") from None
     if as_json:
         print(json.dumps(summary(data, out), ensure_ascii=False))
     else:

@@ -24,6 +24,7 @@ from drm_triton.cli.output import (
 from drm_triton.cli.together import launched, settle, use_own_gpu
 from drm_triton.errors import InputError
 from drm_triton.names import Unknown
+from drm_triton.progress import counted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -193,7 +194,7 @@ def recommend(
 
     with reporter.step("recommend", model.interactions.n_users if everyone else None, "users") as step:
         write_all(titled_blocks())
-        step.note(f"{n_rows:,} items for {step.done:,} users")
+        step.note(f"{counted(n_rows, 'item')} for {counted(step.done, 'user')}")
     if n_rows == 0 and not model.interactions.is_part:
         warnings.warn(
             "there is nothing to recommend: no user is left, or the users may get none of the items to choose from, or "

@@ -1,13 +1,12 @@
 """`drm-triton refit`: the final model of a run, trained on all interactions."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
-from drm_triton.cli.messages import FlagReporter, first_word
+from drm_triton.cli.messages import FlagReporter, command_line, first_word
 from drm_triton.cli.train import show_training, sizes_of
 from drm_triton.errors import InputError
 
@@ -48,10 +47,10 @@ def refit(
     if place.resolve() == run.resolve():
         raise InputError(f"--out {place} is the run itself, which would be lost; give another --out")
     if (place / "config.toml").exists() and not overwrite:
-        again = shlex.join(["drm-triton", "train", "--resume", str(place)])
+        again = command_line("train", "--resume", place)
         raise InputError(
-            f"{place} already contains a run; continue it with `{again}`, replace it with --overwrite, or give another "
-            "--out"
+            f"{place} already contains a run; replace it with --overwrite, give another --out, or continue it with:"
+            f"{again}"
         )
     reporter.line(f"{settings.model} on all of {sizes_of(data)}")
     reporter.line(f"run directory {place}")

@@ -21,6 +21,7 @@ from drm_triton.cli.together import announce_restart, in_world, is_first, launch
 from drm_triton.errors import InputError
 from drm_triton.models.configs import CONFIGS, config_class
 from drm_triton.names import HEADLINE_METRICS, RANK_TIMEOUT, SPLIT_PARTS, LogTo
+from drm_triton.progress import counted
 
 if TYPE_CHECKING:
     from drm_triton.base_config import Config
@@ -241,7 +242,8 @@ def sizes_of(data: "Dataset") -> str:
     The name of the directory, not its whole path, so that the line is short.
     """
     name = f"{data.path.absolute().name}: " if data.path else ""
-    return f"{name}{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
+    sizes = counted(data.n_users, "user"), counted(data.n_items, "item"), counted(data.n_interactions, "interaction")
+    return name + ", ".join(sizes)
 
 
 def _resolve(

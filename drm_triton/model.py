@@ -30,6 +30,7 @@ from drm_triton.options import ALIASES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.recommender import FactorRecommender, Tensors
+from drm_triton.training.display import loading_kernels
 from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, initial_state, train
 from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unvalidated, warn_of_idle_options
@@ -297,7 +298,7 @@ class DRM(FactorRecommender[TrainConfig]):
     ) -> State:
         """Train, from the beginning or from a stored checkpoint, and return the final state."""
         backend, device = self.backend()
-        with reporter.step("load the kernels"):
+        with loading_kernels(reporter):
             self.warm_up()
         state = initial_state(self.config, fit, device) if stored is None else State.of_checkpoint(*stored)
         state = state.to(device, table_type(self.config.precision, backend.name))

@@ -37,6 +37,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Examples
+    --------
+    >>> counted(1, "row"), counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Reporter:
     """Prints the steps of a long operation.
 
@@ -84,7 +95,11 @@ class Reporter:
             self._status.update(data, raw=True)
 
     def step(self, name: str, total: int | None = None, unit: str = "") -> Step:
-        """Return a step, a context manager. `total` is its size in `unit`s; the unit "bytes" shows the speed too."""
+        """Return a step, a context manager.
+
+        `total` is its size in `unit`s. With a unit and no total, the units are counted. The unit "bytes" shows the
+        speed too.
+        """
         return Step(self, name, total, unit)
 
 
@@ -112,7 +127,7 @@ class Step:
         self.done += amount
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, total=self.total)
-        elif self._in_lines and time.monotonic() - self._last_line > LINE_EVERY:
+        elif self._in_lines and self._watcher is None and time.monotonic() - self._last_line > LINE_EVERY:
             self._last_line = time.monotonic()
             self.reporter.line(f"{self.name}: {self._progress()}")
 
@@ -199,6 +214,8 @@ class Step:
             columns += [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
         elif self.total is not None:
             columns += [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+        elif self.unit:  # a bar that pulses
+            columns += [BarColumn(), TextColumn(f"{{task.completed:,.0f}} {self.unit}")]
         bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
         self._task = bar.add_task(self.name, total=self.total, completed=self.done)
         bar.start()

@@ -81,7 +81,11 @@ def split_text(options: Mapping[str, Any]) -> str:
     'random 80/10/10, seed 0'
     >>> split_text({"split": "predefined", "valid_ratio": 0.1, "seed": 0})
     'predefined, 0.1 of train drawn for validation, seed 0'
+    >>> split_text({"split": "leave-last", "ratios": (7, 1, 2), "seed": 0})
+    'leave-last (the last two items of each user)'
     """
+    if options["split"] == "leave-last":  # it uses neither ratios nor seed
+        return "leave-last (the last two items of each user)"
     if "ratios" in options:
         ratios = "/".join(f"{100 * ratio / sum(options['ratios']):g}" for ratio in options["ratios"])
         return f"{options['split']} {ratios}, seed {options['seed']}"

@@ -28,7 +28,7 @@ from drm_triton.model import DRM
 from drm_triton.names import MAX_RANKS
 from drm_triton.progress import Reporter
 from drm_triton.training import checkpoint
-from drm_triton.training.display import Display, announced_compilation
+from drm_triton.training.display import Display, announced_compilation, loading_kernels
 from drm_triton.training.loop import can_validate, check_factors, interactions_to_fit, train
 from drm_triton.training.run import Run, described_state, last_checkpoint, read_environment, vectors
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd, State
@@ -122,7 +122,7 @@ def fit(
     try:
         display = Display(shown, config, can_validate(config, dataset))
         with display, announced_compilation(shown):
-            with shown.step("load the kernels"):
+            with loading_kernels(shown):
                 one_by_one(world, model.warm_up)
             if stored is None:
                 state = initial_shard(world, config, parts, users, items)

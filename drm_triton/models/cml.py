@@ -15,6 +15,7 @@ from drm_triton.names import Score
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.fold_in import fold_in
 from drm_triton.recommender import FactorRecommender, Tensors
+from drm_triton.training.display import loading_kernels
 from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, train
 from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unvalidated
@@ -98,7 +99,7 @@ class CML(FactorRecommender[CMLConfig]):
     ) -> State:
         """Train, from the beginning or from a stored checkpoint, and return the final state."""
         config, (backend, device) = self.list_config, self.backend()
-        with reporter.step("load the kernels (compiled at first use)"):
+        with loading_kernels(reporter):
             self.warm_up()
         state = self.initial_state(fit) if stored is None else State.of_checkpoint(*stored)
         engine = SingleProcess(state.to(device), config, dataset, fit, backend)

@@ -45,6 +45,11 @@ class Evaluation:
     per_user: pl.DataFrame
     left_out: dict[str, int]
 
+    def __repr__(self) -> str:
+        """Return the number of users and the means, without the frame of all users."""
+        means = ", ".join(f"{name}={mean:.4f}" for name, mean in self.means.items())
+        return f"Evaluation(users={len(self.per_user)}, left_out={sum(self.left_out.values())}, {means})"
+
 
 @dataclass(frozen=True)
 class Measured:

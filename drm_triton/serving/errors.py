@@ -1,5 +1,8 @@
 """Every error response of the service is a JSON `Error`."""
 
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -51,16 +54,29 @@ def add_error_handlers(app: FastAPI) -> None:
     async def invalid_input(request: Request, error: RequestValidationError) -> JSONResponse:
         problems = error.errors()
         more = f"; and {len(problems) - SHOWN:,} more" if len(problems) > SHOWN else ""
-        return error_response(422, "; ".join(_describe(problem) for problem in problems[:SHOWN]) + more)
+        names = _names(request.scope.get("endpoint"))
+        return error_response(422, "; ".join(_describe(problem, names) for problem in problems[:SHOWN]) + more)
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
         return error_response(500, "the service failed; see its log for the reason")
 
 
-def _describe(problem: dict[str, Any]) -> str:
-    """Return one validation problem as text: where it is, and what it is."""
+def _names(endpoint: Callable[..., Any] | None) -> list[str]:
+    """Return the names of the fields that a request may have: those of the models that its function takes."""
+    parameters = inspect.signature(endpoint).parameters.values() if endpoint is not None else ()
+    models = [getattr(parameter.annotation, "__origin__", parameter.annotation) for parameter in parameters]
+    return [name for model in models for name in getattr(model, "model_fields", ())]
+
+
+def _describe(problem: dict[str, Any], names: Sequence[str]) -> str:
+    """Return one validation problem as text: where it is, and what it is. `names` are the fields that exist."""
     place, *inside = problem["loc"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {inside[0]}"
-    return f"{'.'.join(str(part)[:80] for part in inside) or place}: {problem['msg']}"
+    where = ".".join(str(part)[:80] for part in inside) or place
+    if problem["type"] == "extra_forbidden" and names:
+        near = difflib.get_close_matches(where, names, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+        return f"{where}: There is no such field, {advice}"
+    return f"{where}: {problem['msg']}"

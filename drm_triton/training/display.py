@@ -149,3 +149,27 @@ def announced_compilation(reporter: Reporter) -> Iterator[None]:
 
     with event.install_listener("numba:compile", Announcer()):
         yield
+
+
+@contextmanager
+def loading_kernels(reporter: Reporter) -> Iterator[None]:
+    """Show a step that loads the kernels. Once Numba compiles one, it says so and counts the compiled functions."""
+    with reporter.step("load the kernels", unit="functions compiled") as step:
+        if reporter.quiet:
+            yield
+            return
+        from numba.core import event
+
+        class Counter(event.Listener):
+            compiles = False
+
+            def on_start(self, event: Any) -> None:
+                if not self.compiles:
+                    self.compiles = True
+                    step.become("compile the kernels")
+
+            def on_end(self, event: Any) -> None:
+                step.advance()
+
+        with event.install_listener("numba:compile", Counter()):
+            yield

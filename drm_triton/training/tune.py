@@ -36,7 +36,7 @@ from drm_triton.names import MIN_TRAIN
 from drm_triton.options import ALIASES, FILE_NAMES
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import measurable
-from drm_triton.training.display import announced_compilation
+from drm_triton.training.display import announced_compilation, loading_kernels
 from drm_triton.training.run import csv_text, environment
 from drm_triton.training.state import EpochEnd
 from drm_triton.training.weights import require_weights
@@ -178,7 +178,7 @@ class Study:
     def _run(self, trials: int, seconds: float | None, reporter: Reporter) -> None:
         if next(self.remaining(trials), None) is None:
             return
-        with announced_compilation(reporter), reporter.step("load the kernels"):
+        with announced_compilation(reporter), loading_kernels(reporter):
             # The time of a trial then includes compiling only for options that need another variant of a kernel.
             self.model(self.base).warm_up()
         for number, point in self.remaining(trials, seconds):

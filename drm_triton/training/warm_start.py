@@ -97,7 +97,8 @@ def warn_of_leaks(old: Dataset, new: Dataset, known: Known, fit_parts: tuple[str
         if seen:
             warn(
                 f"the old model has learned from {seen:,} of the {part.nnz:,} interactions in the part {name}, so "
-                f"metrics on {name} will be too good; hold out newer interactions only (prepare with `split` time)"
+                f"metrics on {name} will be too good; hold out newer interactions only, with "
+                "`drm-triton prepare ... --split time` or Dataset.from_frame(..., split='time')"
             )
 
 

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import polars.testing
 import pytest
 
 from drm_triton import Dataset
@@ -42,6 +44,27 @@ def test_evaluate_json_per_user_and_by_activity(run: Path, stored: Path, tmp_pat
     assert "by_activity" not in json.loads(call("evaluate", run, "--on", "valid", "--json")[1])
     code, out, _ = call("evaluate", run, "--on", "valid", "--by-activity")
     assert "mean ndcg@10 by training interactions" in out
+
+
+def test_the_name_of_the_file_per_user_gives_its_format(run: Path, tmp_path: Path) -> None:
+    frames = []
+    readers: dict[str, Callable[[Path], pl.DataFrame]] = {
+        "parquet": pl.read_parquet,
+        "csv": pl.read_csv,
+        "json": pl.read_json,
+        "jsonl": pl.read_ndjson,
+    }
+    for suffix, read in readers.items():
+        code, _, errors = call("evaluate", run, "--per-user", tmp_path / f"users.{suffix}", "-q")
+        assert code == 0, errors
+        frames.append(read(tmp_path / f"users.{suffix}"))
+    for frame in frames[1:]:
+        pl.testing.assert_frame_equal(frame, frames[0], check_dtypes=False)
+    for name in ("users", "users.txt"):
+        code, _, errors = call("evaluate", tmp_path / "no run", "--per-user", tmp_path / name)  # before the work
+        assert code == 2
+        assert "--per-user" in errors
+        assert "end with one of .parquet, .csv, .json, .jsonl" in errors
 
 
 def test_data_that_changed_without_a_trace_is_not_measured(

@@ -34,6 +34,18 @@ def test_text_describes_filters_and_split(prepared: Path) -> None:
     assert "rating >= 3" in out
 
 
+def test_the_dropped_pairs_add_up_to_what_the_filters_removed(tmp_path: Path) -> None:
+    rows = [(user, item, 1 if item == user else 5) for user in range(5) for item in range(5)] + [(9, 0, 1), (0, 9, 1)]
+    frame = pl.DataFrame(rows, schema=["user", "item", "rating"], orient="row")
+    Dataset.from_frame(frame, min_rating=3).save(tmp_path / "d")
+    lines = [" ".join(line.split()) for line in call("info", tmp_path / "d")[1].splitlines()]
+    assert "dropped by filters 5 never recommended, not learned from" in lines
+    assert "dropped elsewhere 2 their user or item left the data set too" in lines
+    assert "rating >= 3 20 7 5 5" in lines
+    facts = json.loads(call("info", tmp_path / "d", "--json")[1])
+    assert (facts["dropped"], facts["dropped_elsewhere"]) == (5, 2)
+
+
 def test_a_public_split_is_printed_with_its_leaderboard(prepared: Path) -> None:
     data = Dataset.load(prepared)
     assert json.loads(call("info", prepared, "--json")[1])["leaderboard"] == []

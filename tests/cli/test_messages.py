@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from drm_triton.cli import app
-from drm_triton.cli.messages import in_flags, select_command
+from drm_triton.cli.messages import command_line, in_flags, select_command, wrapped
 from drm_triton.errors import InputError
 from tests.conftest import call
 
@@ -48,3 +48,15 @@ def test_errors_and_warnings_are_printed_with_flags(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("drm_triton.data.find_dataset", found)
     printed = "warning: --dataset looks strange\nerror: --dataset cannot be read\n"
     assert call("train", "-d", "x") == (2, "", printed)
+
+
+@pytest.mark.parametrize("after", ["", " and so on" * 20])
+def test_a_command_in_a_message_is_not_wrapped(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    command = command_line("prepare", "table", "--raw", "a file/" * 12, "--columns", "user,item")
+    message = "some words " * 20 + "give this command:" + command + after.replace(" ", "\n", 1)
+    assert wrapped(message) == message  # not a terminal
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = wrapped(message).splitlines()
+    assert command.strip("\n") in lines
+    assert max(len(line) for line in lines if "drm-triton" not in line) <= 80

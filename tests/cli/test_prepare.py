@@ -32,13 +32,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def fails(run: Run, *arguments: object) -> str:
-    """Run a command that must fail because of its input, leave nothing behind, and print one paragraph; return it."""
+    """Run a command that must fail because of its input, leave nothing behind, and print one paragraph; return it.
+
+    A command to type may follow the paragraph.
+    """
     before = sorted(p.name for p in Path.cwd().iterdir())
     code, out, err = run(*arguments)
     assert code == 2, err
     assert out == ""
     assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    assert err.replace("\n  drm-triton ", " ").count("\n") == 1
     assert "Traceback" not in err
     assert sorted(p.name for p in Path.cwd().iterdir()) == before
     return err
@@ -63,9 +66,10 @@ def test_prepare_a_table(run: Run) -> None:
 )
 def test_a_file_without_a_header_gets_a_command_that_works(run: Run, rows: str, columns: str) -> None:
     Path("my ratings.dat").write_text(rows)
-    error = fails(run, "prepare", "table", "--raw", "my ratings.dat", "--out", "d", "-q")
-    assert f"here perhaps --columns {columns}. " in error
-    program, *command = shlex.split(error.rpartition("The whole command: ")[2])
+    code, _, error = run("prepare", "table", "--raw", "my ratings.dat", "--out", "d", "-q")
+    assert code == 2
+    assert f"here perhaps --columns {columns}. The whole command:\n" in error
+    program, *command = shlex.split(error.splitlines()[1])
     assert (program, command[-2:]) == ("drm-triton", ["--columns", columns])
     assert run(*command)[0] == 0
     assert Dataset.load("d").n_interactions == 2
@@ -125,7 +129,8 @@ def test_what_was_taken_for_what_is_printed(run: Run) -> None:
     assert "note: 'weight' looks like weights: --weight weight makes them count in training\n" in out
     assert "--event-weight with" in out
     assert "rating > 0 59 1 9 7" in [" ".join(line.split()) for line in out.splitlines()]
-    assert "skipped before: 1 rows; the first: data row 61 of r.csv has no usable item id\n" in out
+    assert "at least 5 items per user and 3 users per item" in out
+    assert "skipped before: 1 row; the first: data row 61 of r.csv has no usable item id\n" in out
     assert "warning: 1 of 60 rows of r.csv have a rating of 0 or less" in err
     assert "--min-rating 0 keeps them, and --rating '' ignores all ratings" in err
     assert "warning: 1 of 61 rows cannot be used" in err
@@ -150,6 +155,26 @@ def test_titles_are_counted(run: Run) -> None:
     described = {"found": 7, "missing": 3, "file": "names.csv", "item": "movieId", "title": "name"}
     assert json.loads(run("info", "d", "--json")[1])["titles"] == described
     assert "titles" not in run(*command, "--overwrite")[1]
+
+
+def test_one_is_not_a_plural(run: Run) -> None:
+    Path("r.csv").write_text("user,item\n1,2\n1,3\n")
+    code, out, err = run("prepare", "table", "--raw", "r.csv", "--out", "d", "--min-user", 2)
+    assert code == 0
+    assert "at least 2 items per user and 1 user per item" in out
+    assert "filter: 2 interactions, 1 user, 2 items" in err
+
+
+def test_a_file_of_titles_without_a_header(run: Run) -> None:
+    Path("r.csv").write_text(GOOD)
+    rows = "".join(f"{i}|film {i}|01-Jan-1995||{'|'.join('0' * 9)}\n" for i in range(1, 12))
+    Path("u.item").write_text(rows)
+    command = ["prepare", "table", "--raw", "r.csv", "--out", "d", "-q", "--titles", "u.item"]
+    error = fails(run, *command)
+    assert "its columns are '1', 'film 1', '01-Jan-1995', '', '0' and 8 more; the first row looks like data" in error
+    assert "put a line before it that names all 13 columns, item and title among them" in error
+    Path("u.item").write_text("|".join(["item", "title", *"cdefghijklm"]) + "\n" + rows)
+    assert run(*command)[0] == 0
 
 
 def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
@@ -336,7 +361,7 @@ BAD = {
     "needed rating is absent": (b"user,item\n1,2\n", ["--min-rating", "4"], ["needs a rating", "--rating"]),
     "needed time is absent": (b"user,item\n1,2\n", ["--split", "time"], ["needs a timestamp", "--timestamp"]),
     "time unreadable": (b"user,item,date\n1,2,5\n1,3,soon\n", ["--split", "time"], ["row 2", "'soon'"]),
-    "all filtered by rating": (b"user,item,rating\n1,2,1\n", ["--min-rating", "4"], ["rating >= 4", "1 interactions"]),
+    "all filtered by rating": (b"user,item,rating\n1,2,1\n", ["--min-rating", "4"], ["rating >= 4", "1 interaction,"]),
     "all filtered by k-core": (b"user,item\n1,2\n", ["--min-user", "5"], ["at least 5", "--min-user"]),
     "too many fields": (b"user,item\n1,2\n1,2,3\n", [], ["line 3", "more fields"]),
     "too few fields": (b"user,item\n1,2\n1\n", [], ["row 2", "item id"]),
@@ -546,7 +571,7 @@ def test_attributes_of_items_and_users(tmp_path: Path) -> None:
     code, printed, errors = call("prepare", "table", "--raw", tmp_path / "r.csv", *tables, "--out", out, "-q")
     assert code == 0, errors
     assert "attributes of items: genre (tags); price (a number)" in printed
-    assert "3 rows in items.csv; 1 items without interactions added" in printed
+    assert "3 rows in items.csv; 1 item without interactions added" in printed
     data = Dataset.load(out)
     assert data.items["genre"].to_list() == [["Drama", "Crime"], ["Comedy"], None, ["Drama"]]
     assert data.users["age"].to_list() == [None, 30]

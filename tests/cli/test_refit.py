@@ -1,12 +1,14 @@
 """`refit` from the command line, and what says that a model is not the final one."""
 
 import json
+import warnings
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from drm_triton import DRM, Dataset
+from drm_triton.cli.output import note_if_held_out
 from tests.conftest import call
 
 
@@ -31,7 +33,7 @@ def test_the_default_place_is_beside_the_run(run: Path, capsys: pytest.CaptureFi
     code, _, errors = call("refit", run, "-q")
     assert code == 2
     assert "songs-final already contains a run" in errors
-    assert "drm-triton train --resume" in errors
+    assert errors.splitlines()[-1] == f"  drm-triton train --resume {run.parent / 'songs-final'}"
     code, _, errors = call("refit", run, "-q", "--out", run, "--overwrite")
     assert code == 2
     assert "is the run itself" in errors
@@ -44,10 +46,22 @@ def test_a_run_with_held_out_interactions_says_so_once_and_offers_nothing_owned(
     assert code == 0
     assert errors.count("note:") == 1
     assert f"{run} has learned from 70% of the interactions" in errors
-    assert f"drm-triton refit {run}" in errors
+    assert f"  drm-triton refit {run}" in errors.splitlines()
     data, frame = Dataset.load(stored), pl.read_parquet(tmp_path / "top.parquet")
     assert set(frame["user"]) == set(data.user_ids)
     for user, group in frame.group_by("user"):
         owned = data.item_ids[data.owned.row(int(data.encode_users(user)[0]))]
         assert not set(group["item"]) & set(owned)
     assert "note:" in call("export", run, tmp_path / "out")[2]
+
+
+def test_the_note_fits_the_terminal(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    with warnings.catch_warnings():
+        note_if_held_out(DRM.load(run), Path("runs/lastfm"))
+    *prose, command = capsys.readouterr().err.splitlines()
+    assert command == "  drm-triton refit runs/lastfm"
+    assert max(map(len, prose)) <= 80

@@ -26,7 +26,7 @@ def test_progress_is_a_table_on_stderr(stored: Path, tmp_path: Path, monkeypatch
     values = ", ".join(f"{name} {best[name]:.4f}" for name in HEADLINE_METRICS)
     assert out == f"trained run\nbest epoch {best['epoch']}: {values}\n"
     data = Dataset.load(stored)
-    _, header, *rows = errors.split("load the kernels", 1)[1].splitlines()
+    _, header, *rows = errors.split(" the kernels (", 1)[1].splitlines()
     assert errors.splitlines()[:2] == [
         f"drm on songs: {data.n_users} users, {data.n_items} items, {data.n_interactions:,} interactions",
         "run directory run",

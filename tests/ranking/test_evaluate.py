@@ -40,6 +40,13 @@ def random_factors(seed: int, users: int = 40, items: int = 60, d: int = 8) -> t
     return torch.randn(users, d, generator=generator), torch.randn(items, d, generator=generator)
 
 
+def test_an_evaluation_prints_short() -> None:
+    result = evaluate(popularity_ranker(random_split(0)[0]), *random_split(0), (3,), 1)
+    assert repr(result).startswith(f"Evaluation(users={len(result.per_user)}, left_out=")
+    assert f"ndcg@3={result.means['ndcg@3']:.4f}" in repr(result)
+    assert len(repr(result)) < 300
+
+
 @pytest.mark.parametrize("score", ["dot", "l2"])
 def test_equals_a_plain_ranking_of_all_items(score: Score) -> None:
     seen, held_out = random_split(0)

@@ -10,7 +10,7 @@ from drm_triton import DRM, Dataset
 from drm_triton.models import EASE, Popularity
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.training import display
-from drm_triton.training.display import COMPILING, Display, announced_compilation
+from drm_triton.training.display import COMPILING, Display, announced_compilation, loading_kernels
 from drm_triton.training.state import EpochEnd, Progress
 from tests.conftest import on_terminal, run_python
 
@@ -145,6 +145,45 @@ def test_a_compilation_is_announced_once(capsys: pytest.CaptureFixture[str]) -> 
         compiled()
     assert capsys.readouterr().err == ""
     assert "once, about half a minute" in COMPILING
+
+
+def test_the_step_of_the_kernels_counts_what_is_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from numba import njit
+
+    with loading_kernels(Reporter()):
+        pass
+    assert capsys.readouterr().err.startswith("load the kernels (")
+    monkeypatch.setattr("drm_triton.progress.LINE_EVERY", 0.01)
+    text = ""
+    with loading_kernels(Reporter()):
+        njit(lambda x: x + 1)(1)
+        njit(lambda x: x + 2)(1)
+        while "2 functions" not in text:
+            text += capsys.readouterr().err
+    assert "compile the kernels: 2 functions compiled\n" in text
+    assert capsys.readouterr().err.splitlines()[-1].startswith("compile the kernels (")
+
+
+COUNTED = """
+import time
+from drm_triton import progress
+progress.BAR_AFTER = 0.01
+with progress.Reporter().step("slow work", unit="functions compiled") as step:
+    while step._bar is None:
+        time.sleep(0.01)
+    step.advance(7)
+    step._bar.refresh()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_counted_work_of_unknown_size_has_a_bar() -> None:
+    exit_code, screen = on_terminal(sys.executable, "-c", COUNTED)
+    assert exit_code == 0
+    assert "━" in screen
+    assert "7 functions compiled" in screen
 
 
 def test_an_epoch_prints_short() -> None:

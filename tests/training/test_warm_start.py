@@ -262,6 +262,7 @@ def test_held_out_interactions_that_the_old_model_has_seen_are_reported(run: Pat
         assert [message.split(",")[0] for message in found] == (
             ["the old model has learned from 1 of the 2 interactions in the part test"] if seen else []
         )
+        assert all("with `drm-triton prepare ... --split time` or" in message for message in found)
 
 
 def test_what_cannot_be_updated(run: Path, both: Dataset, new: pl.DataFrame) -> None:

@@ -28,7 +28,7 @@ from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios
 from drm_triton.errors import InputError, warn
 from drm_triton.names import SplitName
-from drm_triton.progress import SILENT, Reporter
+from drm_triton.progress import SILENT, Reporter, counted
 
 POSITIVE = "rating > 0"  # the filter without `min_rating`
 MANY = 1 << 25  # rows from which on pairs are sorted in files
@@ -79,7 +79,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         frame, described = rows.frame, describe_rows(rows)
         bad = rows.known
         warn_skipped(rows)
-        step.note(f"{len(frame):,} rows")
+        step.note(counted(len(frame), "row"))
         del rows
     with reporter.step("filter") as step:
         user_ids, item_ids = (frame[role].unique().sort().alias("id") for role in ("user", "item"))
@@ -109,11 +109,11 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         if max(options.min_user, options.min_item) > 1:
             removed = interactions.keep_core(options.min_user, options.min_item)
             dropped.append(pl.DataFrame({"user": user_ids[removed[0]], "item": item_ids[removed[1]]}))
-            name = f"at least {options.min_user} items per user and {options.min_item} users per item"
-            record(name, *interactions.sizes())
+            items, users = counted(options.min_user, "item"), counted(options.min_item, "user")
+            record(f"at least {items} per user and {users} per item", *interactions.sizes())
         user_ids, item_ids = interactions.used_ids(user_ids, item_ids)
         n_interactions = steps[-1]["interactions"]
-        step.note(f"{n_interactions:,} interactions, {len(user_ids):,} users, {len(item_ids):,} items")
+        step.note(sizes_text(n_interactions, len(user_ids), len(item_ids)))
     with reporter.step("split") as step:
         train, valid, test = interactions.split(options.split, options.ratios, options.seed)
         if not train.nnz:
@@ -153,7 +153,7 @@ def count_events(frame: pl.DataFrame, raw: RawInteractions) -> dict[str, int]:
     found = dict(counts.head(100).iter_rows())
     for event in raw.file_format.event_weight or ():
         if event not in counts["event"]:
-            listed = ", ".join(f"{name} ({rows:,} rows)" for name, rows in list(found.items())[:10])
+            listed = ", ".join(f"{name} ({counted(rows, 'row')})" for name, rows in list(found.items())[:10])
             raise InputError(f"`event_weight` names {event!r}, but no row has this event; the events are {listed}")
     return found
 
@@ -201,6 +201,11 @@ def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions)
             )
 
 
+def sizes_text(interactions: int, users: int, items: int) -> str:
+    """Return the sizes of a data set for a message."""
+    return f"{counted(interactions, 'interaction')}, {counted(users, 'user')}, {counted(items, 'item')}"
+
+
 def distinct_ids(frame: pl.DataFrame) -> tuple[int, int]:
     """Return the numbers of users and items."""
     return frame["user"].n_unique(), frame["item"].n_unique()
@@ -216,8 +221,8 @@ def _empty_error(steps: list[dict[str, Any]], raw: RawInteractions) -> InputErro
     if after["step"] == POSITIVE:
         advice = "give `min_rating` if these ratings are good ones, or `rating` '' to ignore them"
     return InputError(
-        f"the filter {after['step']!r} removes all interactions: before it there were {before['interactions']:,} "
-        f"interactions of {before['users']:,} users and {before['items']:,} items; {advice}"
+        f"the filter {after['step']!r} removes all interactions: before it there were "
+        f"{sizes_text(before['interactions'], before['users'], before['items'])}; {advice}"
     )
 
 

@@ -24,6 +24,7 @@ from drm_triton.data.prepare.build import (
     count_events,
     distinct_ids,
     keep_rated,
+    sizes_text,
     warn_missing,
     warn_skipped,
     weigh_events,
@@ -39,7 +40,7 @@ from drm_triton.data.prepare.sources.base import Source
 from drm_triton.data.split import VALID, split
 from drm_triton.errors import InputError
 from drm_triton.names import SplitPart
-from drm_triton.progress import SILENT, Reporter
+from drm_triton.progress import SILENT, Reporter, counted
 
 Parts = Mapping[SplitPart, str | Path]  # the file of each part
 PARTS: tuple[SplitPart, ...] = get_args(SplitPart)
@@ -96,7 +97,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
         frame, described = read.frame, describe_rows(read)
         dropped, bad = [], read.known  # rows that filters remove, and bad rows
         warn_skipped(read)
-        step.note(f"{len(frame):,} rows")
+        step.note(counted(len(frame), "row"))
         del read
     steps = [_step("read", frame)]
     if raw.file_format.event_weight is not None:
@@ -127,7 +128,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
         total = sum(matrix.nnz for matrix in matrices.values())
         steps.append({"step": "one row per user and item", "interactions": total, **sizes})
         _check_disjoint(matrices, user_ids, item_ids)
-        step.note(f"{total:,} interactions, {shape[0]:,} users, {shape[1]:,} items")
+        step.note(sizes_text(total, *shape))
     if options.valid_ratio:
         if matrices["valid"].nnz:
             raise InputError("the files have a validation part: leave out `valid_ratio`, or leave out `valid`")

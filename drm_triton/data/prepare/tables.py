@@ -96,7 +96,7 @@ def read_tables(
         try:
             found = find_columns(columns, given, file.name)
         except NoColumnError as error:
-            row = [column.partition("_duplicated_")[0] for column in columns]  # equal values got different names
+            row = _without_suffixes(columns)
             if scanned.kind == "text" and not file_format.columns and looks_like_data(row):
                 raise NoHeaderError(error, row) from None
             raise
@@ -113,6 +113,11 @@ def read_tables(
         files=[f.on_disk for f in files],
         weight=used.get("event") or given["weight"],
     )
+
+
+def _without_suffixes(columns: Sequence[str]) -> list[str]:
+    """Return the first row of a file as it is written: as names of columns, equal values got different names."""
+    return [column.partition("_duplicated_")[0] for column in columns]
 
 
 def _table(
@@ -236,16 +241,22 @@ def read_frame(frame: Any, file_format: FileFormat) -> RawInteractions:
 
 def read_titles(inputs: Inputs, file: InputFile, file_format: FileFormat) -> tuple[pl.LazyFrame, dict[str, str]]:
     """Read a table of items. Return columns ``item`` and ``title``, and the names of file and columns."""
-    frame = scan(inputs, file, file_format).frame
+    scanned = scan(inputs, file, file_format)
+    frame = scanned.frame
     with read_errors(file.name):
         columns = frame.collect_schema().names()
     title = next((c for c in columns if plain(c) in TITLE_COLUMNS), None)
     item = next((c for c in columns if plain(c) == "id"), None)
     item = item or next((c for c in columns if spells(c, "item")), None)
     if title is None or item is None:
+        row, advice = _without_suffixes(columns), ""
+        if scanned.kind == "text" and looks_like_data(row):
+            columns = row
+            advice = "; the first row looks like data: if the file has no header, put a line before it that names all "
+            advice += f"{len(row)} columns, item and title among them"
         raise InputError(
             f"{file.name} needs a column of item ids (id, itemId, ...) and one of titles (title, name, ...); "
-            f"its columns are {listing(columns)}"
+            f"its columns are {listing(columns, most=5 if advice else 20)}{advice}"
         )
     described = {"file": printable(file.on_disk.name), "item": item, "title": title}
     return frame.select(pl.col(item).alias("item"), pl.col(title).alias("title")), described
