@@ -380,6 +380,12 @@ def clean(path: Path) -> None:
                 left.unlink()
 
 
+def clean_within(place: Path) -> None:
+    """Remove the temporary files that killed processes left in a directory. The caller has its lock."""
+    for left in place.rglob(f".*{PARTIAL}"):
+        left.unlink(missing_ok=True)
+
+
 def _check_regular(target: Path, path: str | Path, advice: str = "give another file") -> None:
     """Refuse a pipe or a device, which a rename would replace by a file."""
     if target.exists() and not target.is_file() and not target.is_dir():

@@ -171,6 +171,7 @@ class Comparison:
     def run(self, workers: int | None = None, reporter: Reporter = SILENT, retry_failed: bool = False) -> None:
         """Run what is not finished: first all trials, then the final trainings. Failed ones are repeated on request."""
         with Lock(self.path, "comparison"):
+            atomic.clean_within(self.path)
             self.outcomes = self._read(repair=True)  # another process may have finished some since
             if retry_failed:
                 self.outcomes = [outcome for outcome in self.outcomes if outcome["status"] != "failed"]

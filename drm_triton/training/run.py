@@ -111,8 +111,7 @@ class Run:
         cls, path: Path, config: Config, changed: Sequence[str], lock: Lock, rows: dict[str, slice] | None
     ) -> tuple["Run", Stored | None]:
         atomic.clean(path.resolve())
-        for left in [*path.glob(f".*{atomic.PARTIAL}"), *path.glob(f"*/.*{atomic.PARTIAL}")]:
-            left.unlink()  # from a process that was killed while writing
+        atomic.clean_within(path)
         for which in ("last", "best"):
             checkpoint.remove_leftovers(path / which / checkpoint.FILE)
         if not (path / "last" / checkpoint.FILE).exists():

@@ -171,6 +171,7 @@ class Study:
     def run(self, trials: int, seconds: float | None = None, reporter: Reporter = SILENT) -> None:
         """Run the unfinished trials up to `trials`. Start no trial after `seconds`."""
         with Lock(self.path, "study"):
+            atomic.clean_within(self.path)
             self.records = self._read()  # another process may have finished some since
             self._write()  # a killed process may have written trials.jsonl only
             self._run(trials, seconds, reporter)

@@ -145,6 +145,13 @@ def test_two_processes_cannot_work_on_one_study(six: Study, data: Dataset, tmp_p
     assert lines(tmp_path) == lines(six.path)
 
 
+def test_a_study_removes_what_a_killed_process_left(six: Study, data: Dataset) -> None:
+    left = six.path / ".best.toml.cc35c411.partial"
+    left.touch()
+    tune(data, six.path, 6, space=FEW, **TINY)
+    assert not left.exists()
+
+
 def test_a_finished_study_trains_nothing(six: Study, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DRM, "fit", lambda *_: pytest.fail("trained"))
     before = (six.path / "trials.jsonl").read_bytes()
