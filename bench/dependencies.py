@@ -21,7 +21,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 NAME, EXTRAS = "drm-triton", ("serve",)
 AS_INSTALLED = ("torch",)  # one build is tested, and pip chooses it
 NEEDS_NEWER = ("irspack",)  # test packages that ask for newer versions; their tests are skipped
-LOWEST = (*EXTRAS, "faiss")  # extras at their lower bounds, too: newer ones do not work with the lowest NumPy
+LOWEST = (*EXTRAS, "faiss")  # extras at their lower bounds
 PINNED = ("pyparsing<3.3",)  # of Matplotlib, whose lowest version uses names that are deprecated since
 RESTRICTS = re.compile(r"\b(A?GPL|SSPL|BUSL|Commons Clause|proprietary)", re.IGNORECASE)
 

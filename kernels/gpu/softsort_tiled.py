@@ -105,7 +105,7 @@ def _pack_kernel(
         reached, slope = weight * (kth - theta) + 2 * total, weight + 2 * inside
         safe = reached >= target
         least = tl.where(safe, theta, least)
-        going = safe & (slope < WORTHWHILE * kept)
+        going = safe & (slope < kept * WORTHWHILE)
         kept = slope
         theta += (reached - AIM * target) / slope
 
