@@ -16,6 +16,7 @@ from drm_triton.cli.measuring import (
     check_min_train,
     parse_cut_offs,
 )
+from drm_triton.cli.messages import QuietOption
 from drm_triton.experiments.entries import ENTRIES
 from drm_triton.names import COMPARED_METRICS, METRICS, MIN_TRAIN
 
@@ -103,7 +104,7 @@ def compare(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Measure runs on the same users and test whether they differ by more than chance.
 

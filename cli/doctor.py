@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from drm_triton.cli.messages import QuietOption
 from drm_triton.issue_file import NAME
 
 
@@ -21,6 +22,7 @@ def doctor(
             "it are replaced."
         ),
     ] = Path(NAME),
+    quiet: QuietOption = False,
 ) -> None:
     """Check the installation: print versions, processor, GPU and memory, and test each backend in seconds.
 
@@ -39,13 +41,13 @@ def doctor(
     from drm_triton.atomic import check_file
     from drm_triton.cli.messages import FlagReporter, first_word
 
-    with first_word(as_json):
+    with first_word(as_json or quiet):
         from drm_triton.doctor import examine
         from drm_triton.issue_file import add_section
 
     if deep:
         check_file(out, "give another file with `out`")
-    with FlagReporter(quiet=as_json).step("check the installation (the first time compiles kernels)"):
+    with FlagReporter(as_json or quiet).step("check the installation (the first time compiles kernels)"):
         report = examine(deep)
     print(json.dumps(report, ensure_ascii=False) if as_json else format_report(report))
     if deep:

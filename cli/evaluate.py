@@ -9,6 +9,7 @@ import typer
 from drm_triton import atomic
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.measuring import OnOption, check_min_train, parse_cut_offs
+from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import OutputFormat, check_file, write
 from drm_triton.cli.together import in_world, is_first, use_own_gpu
 from drm_triton.data.leaderboards import LEAST_TRAIN, K, Result, leaderboard, protocol
@@ -62,7 +63,7 @@ def evaluate(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Rank all unseen items for every user and compare the ranking with the held-out items.
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli.complete import RunArgument, either
+from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import note_if_held_out
 from drm_triton.names import ExportFormat
 
@@ -26,7 +27,7 @@ def export(
     ] = "npz",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Write user and item factors, with the ids of your data, for other programs.
 

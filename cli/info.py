@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli import complete
-from drm_triton.cli.messages import first_word, in_flags
+from drm_triton.cli.messages import QuietOption, first_word, in_flags
 from drm_triton.progress import counted
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def info(
     dataset: complete.DatasetArgument = None,
     dataset_option: complete.DatasetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as one JSON object.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Verify a data set, and print its statistics and what is published about it.
 
@@ -36,7 +37,7 @@ def info(
     from drm_triton.data import find_dataset
 
     path = find_dataset(complete.required_dataset(dataset, dataset_option))
-    with first_word(as_json):
+    with first_word(as_json or quiet):
         from drm_triton.data.dataset import Dataset
 
         data = Dataset.load(path)

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,8 @@ from drm_triton.progress import Reporter
 
 NAME = re.compile(r"`([A-Za-z_]\w*)(?:=([^`]*))?`")  # `min_rating`, or with a value: `unknown="skip"`
 COMMAND = re.compile(r"\n(  drm-triton .*)")  # on a line of its own, see `command_line`
+
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")]
 
 _flags: dict[str, str] = {}  # Python name -> flag, for the command that runs
 

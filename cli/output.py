@@ -29,7 +29,6 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Write to this file instead of stdout.", show_default=False)
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file --out.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")]
 
 
 def check_output(form: OutputFormat | None, out: Path | None, overwrite: bool) -> OutputFormat:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli import complete
+from drm_triton.cli.messages import QuietOption
 from drm_triton.errors import InputError
 from drm_triton.names import DecimalMark, Leading, SplitName, SplitPart
 
@@ -43,7 +44,7 @@ def prepare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set.")] = False,
     list_sources: Annotated[bool, typer.Option("--list", help="Print the sources and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
     min_rating: Annotated[
         float | None,
         typer.Option(
@@ -73,7 +74,9 @@ def prepare(
     ] = None,
     ratios: Annotated[
         str | None,
-        typer.Option(help="Proportions of train/valid/test. (default: 70/10/20)", rich_help_panel=_KEEPING),
+        typer.Option(
+            help="Proportions of train/valid/test, but for leave-last. (default: 70/10/20)", rich_help_panel=_KEEPING
+        ),
     ] = None,
     valid_ratio: Annotated[
         float | None,
@@ -233,6 +236,8 @@ def prepare(
         raise InputError(f"files that are already split are kept as they are: leave out `{given_filters[0]}`")
     if valid_ratio is not None and not is_split:
         raise InputError("`valid_ratio` is for files that are already split: give `train` and `test`, or `ratios`")
+    if split == "leave-last" and ratios is not None:
+        raise InputError('`split="leave-last"` holds out two interactions of each user: leave out `ratios`')
     parts_options = PartsOptions(valid_ratio or 0.0, seed)
     options = BuildOptions(
         min_rating=chosen.min_rating if min_rating is None else min_rating,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import (
     FormatOption,
     OutOption,
     OutputFormat,
-    QuietOption,
     check_output,
     note_if_held_out,
     with_titles,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
-from drm_triton.cli.messages import FlagReporter, command_line, first_word
+from drm_triton.cli.messages import FlagReporter, QuietOption, command_line, first_word
 from drm_triton.cli.train import show_training, sizes_of
 from drm_triton.errors import InputError
 
@@ -20,7 +20,7 @@ def refit(
     dataset: DatasetOfRun = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train the final model of a run: same options, best epoch, all interactions.
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from drm_triton.cli import complete
+from drm_triton.cli.messages import QuietOption
 
 
 def report(
@@ -40,7 +41,7 @@ def report(
     ] = 50,
     k: Annotated[int, typer.Option("--k", help="Number of items to recommend to each user.", min=1, max=100)] = 10,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Write one self-contained HTML page about a run, or about several runs side by side.
 

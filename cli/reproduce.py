@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli import complete
+from drm_triton.cli.messages import QuietOption
 from drm_triton.names import Target
 
 DATA, BUDGET = "Data", "Budget"
@@ -108,7 +109,7 @@ def reproduce(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Reproduce a table or a figure of the paper, with the published figures beside ours.
 

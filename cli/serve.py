@@ -12,6 +12,7 @@ from urllib.parse import quote
 import typer
 
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import note_if_held_out
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def serve(
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds from SIGTERM, in which /ready says 503, until the service stops.")
     ] = 0.0,
+    quiet: QuietOption = False,
 ) -> None:
     """Serve recommendations over HTTP, as JSON. This needs the extra "serve" of the package.
 
@@ -83,7 +85,7 @@ def serve(
     from drm_triton.errors import InputError
 
     token = _token(token_file)
-    with first_word():
+    with first_word(quiet):
         try:
             from drm_triton.serving.server import Settings, serve_alone, serve_in_workers
         except ImportError as error:

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import (
     FormatOption,
     OutOption,
     OverwriteOption,
-    QuietOption,
     check_output,
     with_titles,
     write,

@@ -271,6 +271,7 @@ def test_tables_that_are_already_split(run: Run) -> None:
         ("lists --train a.txt --test b.txt --split random", "leave out --split"),
         ("lists --train a.txt --test b.txt --valid-ratio 1", "--valid-ratio must be at least 0 and below 1"),
         ("lists --train a.txt --test b.txt --valid a2.txt --valid-ratio 0.5", "leave out --valid-ratio"),
+        ("lists --raw a.txt --split leave-last --ratios 80/10/10", "two interactions of each user: leave out --ratios"),
         ("lists --raw a.txt --valid-ratio 0.1", "--valid-ratio is for files that are already split"),
         ("melon --train a.txt --test b.txt", "source melon does not use --train and --test"),
         ("synthetic --train a.txt --test b.txt", "leave out --t"),
