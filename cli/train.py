@@ -127,7 +127,7 @@ def train(
             untrained = model_class(settings.model)(settings)
         if dry_run:
             if is_first():
-                _print_plan(data, untrained, as_json)
+                _print_plan(data, untrained, as_json, devices if world is None else world.size)
         elif world is not None:
             train_together(world, untrained, data, place, resume is not None, reporter, overwrite, as_json, log)
         else:
@@ -293,7 +293,8 @@ def chosen_config(model: str | None, file: Path | None) -> "type[Config]":
     return config_class(model or named or "drm")
 
 
-def _print_plan(data: "Dataset", model: "Recommender[Any]", as_json: bool) -> None:
+def _print_plan(data: "Dataset", model: "Recommender[Any]", as_json: bool, n_ranks: int | None = None) -> None:
+    """Print options, memory and data. With several processes, the memory is that of each."""
     from drm_triton.training.loop import interactions_to_fit
 
     settings = model.config.resolved()
@@ -301,13 +302,17 @@ def _print_plan(data: "Dataset", model: "Recommender[Any]", as_json: bool) -> No
         warnings.simplefilter("ignore")  # of options and validation: this prints the plan only
         model.check_fit(data, interactions_to_fit(data, settings))
     memory = model.memory_estimate(data)
+    if n_ranks is not None:
+        from drm_triton.distributed.engine import memory_of_rank
+
+        memory = memory_of_rank(data, settings, n_ranks)
     sizes = {part: getattr(data, part).nnz for part in SPLIT_PARTS}
     statistics = {"users": data.n_users, "items": data.n_items, **sizes}
     if as_json:
         print(json.dumps({"config": settings.to_dict(), "memory_bytes": memory, "data": statistics}))
         return
     print(settings.to_toml(), end="")
-    print("\n# memory")
+    print("\n# memory" if n_ranks is None else f"\n# memory of each of {n_ranks} processes")
     for name, size in {**memory, "total": sum(memory.values())}.items():
         print(f"# {name}: {size / 2**20:,.1f} MiB")
     print("\n# data")

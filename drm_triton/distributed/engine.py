@@ -29,6 +29,7 @@ from drm_triton.distributed.rows import (
 )
 from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of, total_of_ranks
 from drm_triton.distributed.world import Chosen, World
+from drm_triton.kernels import get_backend
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import (
     Backend,
@@ -44,6 +45,7 @@ from drm_triton.names import Score
 from drm_triton.ranking.evaluate import average, evaluate_users
 from drm_triton.ranking.known_first import known_first
 from drm_triton.ranking.topk import TopKIndex
+from drm_triton.training.preflight import memory_estimate
 from drm_triton.training.prior import popularity_prior, ranking_factors
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.step import check_losses, list_plan, objective_of, rounding, training_plan
@@ -85,7 +87,7 @@ class Distributed:
         Small data is read by every rank. Of large data, a rank reads the rows of its users, if it has no weights.
         """
         config, fit = self.config, self.fit
-        if self.backend.name != "cpu" or config.weighted or 4 * fit.nnz <= WHOLE_INTERACTIONS:
+        if not divides_interactions(config, self.backend.name, fit.nnz):
             return training_plan(config, fit, self.world.device), self.backend.sample_lists
         from drm_triton.distributed.interactions import DividedCatalogue, Interactions, ListSampler
 
@@ -326,6 +328,21 @@ class Distributed:
         total = torch.cat(units, 1).cumsum(1)[:, -1]
         state.unread = total if state.unread is None else state.unread + total
         check_losses(state, self.config)
+
+
+def divides_interactions(config: TrainConfig, backend: str, n: int) -> bool:
+    """Return whether a rank reads only the interactions of its users, of n in all."""
+    return backend == "cpu" and not config.weighted and 4 * n > WHOLE_INTERACTIONS
+
+
+def memory_of_rank(dataset: Dataset, config: TrainConfig, size: int) -> dict[str, int]:
+    """Return the bytes that each of `size` ranks holds. For validation, it has a copy of all items."""
+    backend = get_backend().name if config.backend == "auto" else config.backend
+    n = sum(getattr(dataset, part).nnz for part in config.fit_parts)
+    whole = () if divides_interactions(config, backend, n) else ("interactions",)
+    memory = memory_estimate(dataset, config)
+    parts = {name: n_bytes if name in whole else -(-n_bytes // size) for name, n_bytes in memory.items()}
+    return parts | {"items for validation": 4 * dataset.n_items * config.factors}
 
 
 def _most_units(parts: Sequence[Part]) -> int:

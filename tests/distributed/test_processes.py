@@ -231,9 +231,16 @@ def test_options_that_cannot_be_used(data: Path, tmp_path: Path) -> None:
     code, _, said = call("train", data, "--run", tmp_path / "run", "--model", "ease", "--devices", "2")
     assert code == 2
     assert "several processes train --model drm only, not ease" in said
-    code, plan, _ = call(*common, "--devices", "2", "--dry-run", "--json")
-    assert code == 0
-    assert json.loads(plan)["config"]["factors"] == 8
+    memory = {}
+    for size in ("1", "2"):
+        code, plan, _ = call(*common, "--devices", size, "--dry-run", "--json")
+        assert code == 0
+        assert json.loads(plan)["config"]["factors"] == 8
+        memory[size] = json.loads(plan)["memory_bytes"]
+    assert memory["2"] == {
+        name: n if name in ("interactions", "items for validation") else -(-n // 2) for name, n in memory["1"].items()
+    }
+    assert "# memory of each of 2 processes\n# factors: 0.0 MiB" in call(*common, "--devices", "2", "--dry-run")[1]
     assert not (tmp_path / "run").exists()
 
 
