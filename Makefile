@@ -63,7 +63,7 @@ test-lowest:
 	rm -rf $(LOWEST)
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) bench/dependencies.py lowest > $(LOWEST)/requirements.txt
-	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/requirements.txt --editable .
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --requirement $(LOWEST)/requirements.txt --editable .
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(LOWEST_TESTS)
 
 # What a release needs: all tests, the wheel, the documentation, the licences of the dependencies and a bill of materials.
@@ -80,10 +80,11 @@ docs: setup
 
 setup: $(VENV)/.installed
 
-# Reinstalled only when what it depends on changes; an editable install sees every other change by itself.
+# Reinstalled only when what it depends on changes; an editable install sees every other change by itself. Python compiles
+# the modules that it imports; to compile all of them takes more than a minute.
 $(VENV)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 # An optional package that comes as source only, so that not every machine can install it.
