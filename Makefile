@@ -11,7 +11,7 @@ LOWEST ?= /tmp/drm-triton-lowest
 LOWEST_TESTS ?= tests drm_triton
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-.PHONY: demo test test-bounds test-gpu-static test-lowest test-wheel coverage lint docs release-check setup clean
+.PHONY: demo test test-bounds test-slow test-lowest test-wheel coverage lint docs release-check setup clean
 
 demo: setup
 	rm -rf runs/demo runs/demo-final
@@ -28,12 +28,12 @@ test: setup $(VENV)/.hnswlib
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
 	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests | lint))
 
-# Larger runs of the compiled GPU kernels, in the PTX emulator of bench/ptx, and their compilation for all GPUs; then
-# those of the other tests, in which Triton's interpreter runs the kernels. They take minutes, and need no GPU.
-test-gpu-static: setup
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu_static -n $(WORKERS) --dist worksteal \
+# The cases that `make test` leaves out because they take long. First those in which Triton compiles its kernels, for all
+# GPUs and for the PTX emulator of bench/ptx, then the others. None needs a GPU.
+test-slow: setup
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal \
 		tests/kernels/gpu/emulator tests/kernels/gpu/test_compile.py
-	$(BIN)/python -m pytest -m gpu_static -n $(WORKERS) --dist worksteal tests \
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal tests \
 		--ignore tests/kernels/gpu/emulator --ignore tests/kernels/gpu/test_compile.py
 
 # The tests of the CPU kernels, compiled so that an index outside its array is an error. They take minutes to compile.

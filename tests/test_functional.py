@@ -307,7 +307,7 @@ class Ranker(torch.nn.Module):
     [
         *((name, k, weight) for name in ("reference", "cpu") for k, weight in ((3, "uniform"), (None, "ap"))),
         ("triton", None, "ap"),
-        pytest.param("triton", 3, "uniform", marks=pytest.mark.gpu_static),
+        pytest.param("triton", 3, "uniform", marks=pytest.mark.slow),
     ],
     indirect=["any_backend"],
 )

@@ -32,8 +32,8 @@ OTHERS = tuple(arch for arch in LIMITS if arch not in USUAL)
     scope="module",
     params=[
         ("quick", *USUAL),
-        pytest.param(("quick", *OTHERS), marks=pytest.mark.gpu_static),
-        pytest.param(("all", *USUAL), marks=pytest.mark.gpu_static),
+        pytest.param(("quick", *OTHERS), marks=pytest.mark.slow),
+        pytest.param(("all", *USUAL), marks=pytest.mark.slow),
     ],
     ids=["usual", "others", "all launches"],
 )

@@ -20,7 +20,7 @@ from tests.kernels.conftest import check_rounding, share_negatives
 from tests.kernels.gpu.conftest import assert_close, factors, generator, random_plan
 from tests.kernels.gpu.emulator.conftest import SEEDS, emulate
 
-slow = pytest.mark.gpu_static
+slow = pytest.mark.slow
 CLOSE = 1e-5  # of the largest entry
 
 # Kernels that the operations launch.

@@ -51,10 +51,10 @@ def take_steps(config: TrainConfig, fit: CSR, state: State, backend: Backend) ->
         {"objective": "hinge+drm", "score": "dot", "rho": 2, "eta": 10, "share": 1},
         pytest.param(
             {"objective": "hinge+drm", "score": "l2", "rho": 3, "eta": 12, "share": 2, "cov": 0.1},
-            marks=pytest.mark.gpu_static,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"objective": "softmax", "negatives": "sampled", "share": 4, "eta": 14}, marks=pytest.mark.gpu_static
+            {"objective": "softmax", "negatives": "sampled", "share": 4, "eta": 14}, marks=pytest.mark.slow
         ),
     ],
 )
@@ -103,9 +103,9 @@ def train(config: TrainConfig, backend: Backend) -> tuple[State, list[dict[str, 
     "options",
     [
         {"batch_size": 4},  # the default, softmax over the whole catalogue
-        pytest.param({"batch_size": 4, "pool": 5}, marks=pytest.mark.gpu_static),
-        pytest.param({"objective": "hinge+drm", "batch_size": 32, "share": 16, "eta": 5}, marks=pytest.mark.gpu_static),
-        pytest.param({"objective": "psl+drm", "batch_size": 20, "share": 4, "eta": 5}, marks=pytest.mark.gpu_static),
+        pytest.param({"batch_size": 4, "pool": 5}, marks=pytest.mark.slow),
+        pytest.param({"objective": "hinge+drm", "batch_size": 32, "share": 16, "eta": 5}, marks=pytest.mark.slow),
+        pytest.param({"objective": "psl+drm", "batch_size": 20, "share": 4, "eta": 5}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -32,7 +32,7 @@ def run(name: str, case: Case, choices: Choices) -> tuple[Outputs, dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [*CASES, *(pytest.param(*each, marks=pytest.mark.gpu_static) for each in MORE_CASES)]
+    ("name", "case"), [*CASES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_CASES)]
 )
 def test_options_are_neutral(name: str, case: Case) -> None:
     expected, kernels = run(name, case, {})
@@ -47,7 +47,7 @@ def test_options_are_neutral(name: str, case: Case) -> None:
             assert same_bits(results[output], expected[output]), (name, output, end)
 
 
-@pytest.mark.gpu_static
+@pytest.mark.slow
 def test_no_kernel_is_left_out() -> None:
     found = {kernel for each in (*CASES, *MORE_CASES) for kernel in run(*each, {})[1].values()}
     assert found == triton_kernels()
