@@ -46,7 +46,13 @@ def evaluate(
             help="Write each user's metrics to this file: .parquet, .csv, .json or .jsonl.", show_default=False
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file --per-user.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write what --json prints to this file, too.", show_default=False),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace existing files --per-user and --out.")
+    ] = False,
     by_activity: Annotated[
         bool,
         typer.Option(
@@ -75,7 +81,7 @@ def evaluate(
 
       drm-triton evaluate runs/melon --on test
 
-      drm-triton evaluate runs/melon --k 5,20 --json
+      drm-triton evaluate runs/melon --k 5,20 --out metrics.json
 
       drm-triton evaluate runs/melon --per-user users.parquet --by-activity
 
@@ -89,8 +95,10 @@ def evaluate(
         cut_offs = None if k is None else parse_cut_offs(k)
         if min_train is not None:
             check_min_train(min_train)
+        if out is not None:
+            check_file(out, "out", overwrite, "give another `out`")  # before the slow steps
         if per_user is not None:
-            check_file(per_user, "per_user", overwrite, "give another `per_user`")  # before the slow steps
+            check_file(per_user, "per_user", overwrite, "give another `per_user`")
             form = _form_of(per_user)
         with first_word(reporter.quiet):
             from drm_triton.ranking.evaluate import by_activity as grouped
@@ -140,6 +148,8 @@ def evaluate(
             print(f"\nmean {metric} by training interactions (plot: {plot})")
             for row in groups.iter_rows(named=True):
                 print(f"  {row['min_train']:>5} – {row['max_train']:<6} {row['users']:>8,} users  {row[metric]:.4f}")
+    if out is not None:
+        atomic.write_text(out, json.dumps(report, indent=2) + "\n")
     if as_json:
         print(json.dumps(report))
 

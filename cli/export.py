@@ -64,7 +64,8 @@ def export(
         print(json.dumps(manifest, ensure_ascii=False))
     else:
         factors = f", {manifest['dimension']} factors, score {manifest['score']}" if "score" in manifest else ""
-        print(f"exported {run} to {directory}: {manifest['users']:,} users, {manifest['items']:,} items{factors}")
+        print(f"exported {run} to {directory}:")
+        print(f"{manifest['users']:,} users, {manifest['items']:,} items{factors}")
         for name, content in manifest["files"].items():
             print(textwrap.fill(f"  {name:<18}{content}", 80, subsequent_indent=" " * 20, break_on_hyphens=False))
         if recall:
