@@ -13,7 +13,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "promises.md"
 TITLE = "## Runs at length\n"
 RESUMED = "one training, resumed"  # the row of `bench.kills`
-KINDS = ("config", "run", "model", "http", "store", "table")  # of `bench.fuzz`
+KINDS = ("config", "run", "model", "shards", "http", "store", "table")  # of `bench.fuzz`
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -52,8 +52,8 @@ def tally() -> str:
         "|---|---|---|---|---|",
         f"| faults in changes of files | {done}{rest} | {total(faults, 'lost')} | `python -m bench.faults --save` | "
         f"{when(faults)} |",
-        f"| SIGKILL at random moments | {total(once, 'kills'):,} of 500 | {total(once, 'lost')} | "
-        f"`python -m bench.kills --save` | {when(once)} |",
+        f"| SIGKILL at random moments | {total(once, 'kills'):,} of 500, {total(once, 'running'):,} of them before the "
+        f"command had ended | {total(once, 'lost')} | `python -m bench.kills --save` | {when(once)} |",
         f"| one training, killed and resumed | {total(resumed, 'kills'):,} of 200 times | {total(resumed, 'lost')} | "
         f"`python -m bench.kills --save` | {when(resumed)} |",
         f"| fuzzing | {total(fuzz, 'cases'):,} of 1,000,000 cases: {kinds} | {total(fuzz, 'findings')} | "

@@ -45,8 +45,10 @@ def cpu_limit() -> float | None:
 
 
 def memory() -> dict[str, int | None]:
-    """Return the bytes of memory: total, free, and the limit of a container if there is one."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    """Return the bytes of memory: total, free, and the limit of a container if there is one; only Linux says so."""
+    fields = dict(line.split(":") for line in (_text(Path("/proc/meminfo")) or "").splitlines())
+    if not fields:
+        return {"total": None, "free": None, "limit": None}
     total, free = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     limit = None
     for folder in [*_cgroups(), Path("/sys/fs/cgroup/memory")]:

@@ -33,7 +33,12 @@ from drm_triton.recommender import FactorRecommender, Tensors
 from drm_triton.training.display import loading_kernels
 from drm_triton.training.engine import SingleProcess
 from drm_triton.training.loop import check_factors, initial_state, train
-from drm_triton.training.preflight import memory_estimate, warm_up, warn_if_unvalidated, warn_of_idle_options
+from drm_triton.training.preflight import (
+    memory_estimate,
+    warm_up,
+    warn_if_unvalidated,
+    warn_of_idle_options,
+)
 from drm_triton.training.prior import ranking_factors
 from drm_triton.training.run import Stored
 from drm_triton.training.state import BatchCallback, EpochCallback, State

@@ -369,7 +369,7 @@ def rows_ascend(indptr: Tensor, indices: Tensor, n_items: int) -> Tensor:
     right = (indices >= 0) & (indices < n_items)
     right[1:] &= (indices[1:] > indices[:-1]) | begins[1:n]
     unused = (place < indptr[0]) | (place >= indptr[-1])
-    return (right | unused).all() & (indptr.diff() >= 0).all() & (indptr[0] >= 0) & (indptr[-1] <= n)
+    return (right | unused).all() & (indptr[1:] >= indptr[:-1]).all() & (indptr[0] >= 0) & (indptr[-1] <= n)
 
 
 def check_softsort(function: str, s: Tensor, w: Tensor, tau: float, mask: Tensor, **others: Tensor) -> None:

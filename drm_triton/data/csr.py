@@ -90,7 +90,7 @@ class CSR:
         indptr, indices = _pointers(matrix, name)
         if hasattr(matrix, "shape") and matrix.shape[1] != n_items:
             raise InputError(f"from_csr: `{name}` has {matrix.shape[1]} columns, but there are {n_items} items")
-        if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        if not rises(indptr, len(indices)):
             raise InputError(
                 f"from_csr: the row pointers of `{name}` must rise from 0 to {len(indices)}, the number of indices"
             )
@@ -240,6 +240,17 @@ def _values(matrix: Any, keys: NDArray[np.int64], name: str) -> NDArray[np.float
             "`eliminate_zeros`)"
         )
     return values
+
+
+def rises(indptr: NDArray[np.int64], nnz: int) -> bool:
+    """Return whether row pointers rise from 0 to `nnz`. They are compared: a difference could overflow.
+
+    Examples
+    --------
+    >>> rises(np.array([0, 1, 1, 3]), 3), rises(np.array([0, 2**62, -(2**63), -(2**62), 0, 1]), 1)
+    (True, False)
+    """
+    return bool(len(indptr) and indptr[0] == 0 and indptr[-1] == nnz and (indptr[1:] >= indptr[:-1]).all())
 
 
 def _pointers(matrix: Any, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -12,15 +12,13 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from drm_triton import atomic
+from drm_triton.data.csr import CSR, rises
 from drm_triton.user_cache import private_directory
-
-if TYPE_CHECKING:
-    from drm_triton.data.csr import CSR
 
 BLOCK = 1 << 22  # interactions that are checked at a time
 MOST_STAMPS = 2000  # kept in the cache; the older half is then removed
@@ -43,7 +41,7 @@ def find_problem(parts: dict[str, CSR]) -> str | None:
 
 def _matrix_problem(matrix: CSR, name: str) -> str | None:
     indptr, indices, n_items = matrix.indptr, matrix.indices, matrix.shape[1]
-    if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+    if not rises(indptr, len(indices)):
         return f"the row pointers of {name} do not rise from 0 to the number of its interactions"
     for start in range(0, len(indices), BLOCK):
         part = indices[start : start + BLOCK + 1]  # one more: the last is compared with the next block's first

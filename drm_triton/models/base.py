@@ -21,22 +21,19 @@ from drm_triton.data.attributes import attributes
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.errors import DrmError, InputError, warn
-from drm_triton.machine import memory
 from drm_triton.models.configs import ModelConfig
 from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Ranker, evaluate, factor_ranker
 from drm_triton.ranking.item_index import ItemWeights, item_ranker
 from drm_triton.recommender import FactorRecommender, ItemRecommender, Recommender, Tensors, all_finite
 from drm_triton.training.loop import finish_epoch
-from drm_triton.training.preflight import warn_if_unvalidated
+from drm_triton.training.preflight import gibibytes, warn_if_unvalidated
 from drm_triton.training.run import Stored
 from drm_triton.training.state import BatchCallback, EpochCallback
 from drm_triton.training.state import Progress as Counters
 
 Progress = Callable[[int, int], None]  # called with (done, total) within an epoch
 C = TypeVar("C", bound=ModelConfig)
-
-FREE_SHARE = 0.8  # of the free memory that a model may need
 
 
 @dataclass
@@ -82,15 +79,8 @@ class EpochModel(Recommender[C]):
     # -- training ------------------------------------------------------------------------------------------------
 
     def check_fit(self, dataset: Dataset, fit: CSR) -> None:
-        """Raise if the memory does not suffice, and warn if there is nothing to validate on."""
+        """Warn if there is nothing to validate on."""
         warn_if_unvalidated(self.config, dataset)
-        needed, free = sum(self.memory(*fit.shape, *_counts(fit.degrees())).values()), memory()["free"]
-        if free is not None and needed > FREE_SHARE * free:
-            raise InputError(
-                f"{self.config.model} needs {gibibytes(needed)} of memory for {fit.shape[0]:,} users and "
-                f"{fit.shape[1]:,} items, but only {gibibytes(free)} are free; keep fewer users or items, or use "
-                "another `model`"
-            )
 
     def memory_estimate(self, dataset: Dataset) -> dict[str, int]:
         """Return the bytes that training holds, by purpose."""
@@ -195,14 +185,3 @@ class ItemModel(EpochModel[C], ItemRecommender[C]):
 def _counts(degrees: NDArray[np.int64]) -> tuple[int, int]:
     """Return the sum of the numbers of items of users, and of their squares."""
     return int(degrees.sum()), int((degrees.astype(np.int64) ** 2).sum())
-
-
-def gibibytes(n_bytes: float) -> str:
-    """Return a size in words.
-
-    Examples
-    --------
-    >>> gibibytes(3 * 2**30), gibibytes(5 * 2**20)
-    ('3.0 GiB', '5.0 MiB')
-    """
-    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"

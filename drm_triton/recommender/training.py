@@ -20,6 +20,7 @@ from drm_triton.recommender.model import Model, Tensors
 from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
 from drm_triton.training.loop import can_validate, interactions_to_fit
+from drm_triton.training.preflight import check_memory
 from drm_triton.training.run import Run, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
 from drm_triton.training.warm_start import Known, WarmStart, update_epochs, warn_of_leaks
@@ -131,9 +132,11 @@ class TrainableModel(Model[C]):
         overwrite: bool,
     ) -> R:
         """Train; `update` is the number of epochs if the training starts from what this model has learned."""
-        self.backend()  # first: a backend that cannot be used leaves no run directory behind
+        _, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         self.check_fit(dataset, fit)
+        if device.type == "cpu":
+            check_memory(self.config, dataset, self.memory_estimate(dataset))
         reporter = reporter or Reporter.wanted(progress)
         keeper: Run | _Best
         start = None if update is None else self._warm_start(dataset, fit, update, reporter)

@@ -9,14 +9,17 @@ from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.errors import warn
+from drm_triton.errors import InputError, warn
 from drm_triton.kernels import get_backend
 from drm_triton.kernels.catalogue import needs_pool, user_blocks
 from drm_triton.kernels.precision import table_type
 from drm_triton.kernels.protocol import Backend
+from drm_triton.machine import memory
 from drm_triton.names import MIN_TRAIN
 from drm_triton.training.loop import can_validate, initial_state
 from drm_triton.training.step import objective_of, take_step, training_plan
+
+FREE_SHARE = 0.8  # of the free memory that a training may need
 
 
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
@@ -48,6 +51,29 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         "interactions": per_interaction * interactions + 8 * (dataset.n_users + 1),
         "batch": batch,
     }
+
+
+def check_memory(config: Config, dataset: Dataset, estimate: dict[str, int]) -> None:
+    """Raise if a training needs more memory than is free: the sum of an estimate."""
+    needed, free = sum(estimate.values()), memory()["free"]
+    if free is not None and needed > FREE_SHARE * free:
+        fewer = "choose fewer `factors`, " if hasattr(config, "factors") else ""
+        raise InputError(
+            f"{config.model} needs {gibibytes(needed)} of memory for {dataset.n_users:,} users and "
+            f"{dataset.n_items:,} items, but only {gibibytes(free)} are free; {fewer}keep fewer users or items, or use "
+            "another `model`"
+        )
+
+
+def gibibytes(n_bytes: float) -> str:
+    """Return a size in words.
+
+    Examples
+    --------
+    >>> gibibytes(3 * 2**30), gibibytes(5 * 2**20)
+    ('3.0 GiB', '5.0 MiB')
+    """
+    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
 
 
 def warn_if_unvalidated(config: Config, dataset: Dataset) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import call
 def test_the_printed_summary_and_json(saved_model: Path, tmp_path: Path) -> None:
     code, out, _ = call("export", saved_model, tmp_path / "text")
     assert code == 0
-    assert out.startswith(f"exported {saved_model} to {tmp_path / 'text'}: 200 users, ")
+    assert out.startswith(f"exported {saved_model} to {tmp_path / 'text'}:\n200 users, ")
     assert "factors.npz" in out
     code, out, errors = call("export", saved_model, tmp_path / "json", "--to", "parquet", "--json")
     assert (code, errors) == (0, "")
@@ -34,7 +34,7 @@ def test_an_item_item_model(tmp_path: Path) -> None:
     for form, file in (("npz", "weights.npz"), ("parquet", "weights.parquet")):
         code, out, errors = call("export", tmp_path / "model", tmp_path / form, "--to", form)
         assert (code, errors) == (0, "")
-        assert f"exported {tmp_path / 'model'} to {tmp_path / form}: 3 users, 3 items\n" in out
+        assert f"exported {tmp_path / 'model'} to {tmp_path / form}:\n3 users, 3 items\n" in out
         assert file in out
     weights = pl.read_parquet(tmp_path / "parquet" / "weights.parquet")
     assert weights.columns == ["item", "other", "weight"]

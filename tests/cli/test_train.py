@@ -324,3 +324,12 @@ def test_a_damaged_env_json_is_reported(run: Path, stored: Path, text: str) -> N
         assert call("evaluate", run, "--dataset", stored)[0] == 0
     finally:
         file.write_text(whole)
+
+
+def test_factors_that_do_not_fit_into_the_memory_are_refused(stored: Path, tmp_path: Path) -> None:
+    code, _, errors = call(
+        "train", stored, "--out", tmp_path / "run", "--factors", 10**9, "--backend", "cpu", "--quiet"
+    )
+    assert code == 2
+    assert re.match(r"error: drm needs [\d,.]+ GiB of memory for .* are free; choose fewer --factors", errors), errors
+    assert not (tmp_path / "run").exists()

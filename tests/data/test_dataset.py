@@ -36,11 +36,15 @@ def test_from_csr_of_scipy_and_of_pairs_agree() -> None:
     assert data.item_ids.to_list() == [0, 1, 2]
 
 
+OVERFLOWING = [0, 2**62, -(2**63), -(2**62), 0, 1]  # row pointers whose differences in int64 are not negative
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"train": [1, 2, 3]}, "pair"),
         ({"train": ([0, 2], [0])}, "row pointers"),
+        ({"train": (OVERFLOWING, [0])}, "row pointers"),
         ({"train": ([0, 1], [5]), "n_items": 3}, "item 5"),
         ({"train": ([0, 1], [2**31 - 1])}, "at most 2147483647"),
         ({"train": ([0, 1], [2**31 + 5])}, "at most 2147483647"),
@@ -251,6 +255,13 @@ def test_load_refuses_what_would_crash_compiled_code(
     change_array(stored, name, position, value)
     with pytest.raises(InputError, match=message):
         Dataset.load(stored)
+
+
+def test_load_refuses_row_pointers_whose_differences_overflow(tmp_path: Path) -> None:
+    Dataset.from_csr(([0, 1, 1, 1, 1, 1], [0])).save(tmp_path / "x")
+    np.save(tmp_path / "x" / "train.indptr.npy", np.array(OVERFLOWING))
+    with pytest.raises(InputError, match="row pointers of train"):
+        Dataset.load(tmp_path / "x")
 
 
 def test_load_refuses_a_store_whose_content_changed(stored: Path) -> None:

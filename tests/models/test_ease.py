@@ -9,9 +9,10 @@ from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu import inverse
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.models import EASE, base
+from drm_triton.models import EASE
 from drm_triton.models.ease import by_users, ease_weights, weights_by_items, weights_by_users
 from drm_triton.ranking.item_index import ItemWeights
+from drm_triton.training import preflight
 from tests.models.items import CASE, dense, random_interactions
 
 
@@ -106,7 +107,7 @@ def test_a_singular_matrix_is_refused(form: "type") -> None:
 def test_memory_is_checked_first(n_users: int, n_items: int, needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = EASE()
     assert sum(model.memory(n_users, n_items, 0, 0).values()) == needed
-    monkeypatch.setattr(base, "memory", lambda: {"free": needed})
+    monkeypatch.setattr(preflight, "memory", lambda: {"free": needed})
     data = Dataset.from_csr(dense_pairs(n_users, n_items))
     with pytest.raises(InputError, match=f"ease needs .* of memory for {n_users} users and {n_items} items"):
         model.fit(data)

@@ -8,8 +8,9 @@ from drm_triton import Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.models import GFCF, base
+from drm_triton.models import GFCF
 from drm_triton.ranking.item_index import ItemWeights
+from drm_triton.training import preflight
 from drm_triton.training.initialize import right_singular_vectors
 from tests.models.items import CASE, dense, random_interactions
 
@@ -61,6 +62,6 @@ def test_threads_do_not_change_the_bits() -> None:
 
 
 def test_memory_is_checked_before_the_matrix_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "memory", lambda: {"free": 50})
+    monkeypatch.setattr(preflight, "memory", lambda: {"free": 50})
     with pytest.raises(InputError, match=r"gfcf needs .* of memory for 4 users and 5 items"):
         GFCF().fit(Dataset.from_csr(CASE.to_scipy()))

@@ -12,7 +12,8 @@ from drm_triton.errors import InputError
 from drm_triton.kernels.cpu.gram import Similarity, similarities
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.slim import TOLERANCE, slim_weights
-from drm_triton.models import GFCF, SLIM, base, cooccurrence
+from drm_triton.models import GFCF, SLIM, cooccurrence
+from drm_triton.training import preflight
 from tests.models.items import CASE, dense, keep_largest, random_interactions
 
 
@@ -128,7 +129,7 @@ def test_threads_do_not_change_the_bits() -> None:
 
 
 def test_memory_is_checked_before_the_matrix_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "memory", lambda: {"free": 50})
+    monkeypatch.setattr(preflight, "memory", lambda: {"free": 50})
     with pytest.raises(InputError, match=r"slim needs .* of memory for 4 users and 5 items, but only .* are free"):
         SLIM().fit(Dataset.from_csr(CASE.to_scipy()))
 

@@ -53,9 +53,7 @@ def take_steps(config: TrainConfig, fit: CSR, state: State, backend: Backend) ->
             {"objective": "hinge+drm", "score": "l2", "rho": 3, "eta": 12, "share": 2, "cov": 0.1},
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            {"objective": "softmax", "negatives": "sampled", "share": 4, "eta": 14}, marks=pytest.mark.slow
-        ),
+        pytest.param({"objective": "softmax", "negatives": "sampled", "share": 4, "eta": 14}, marks=pytest.mark.slow),
     ],
 )
 def test_steps(options: dict[str, Any]) -> None:
