@@ -161,8 +161,10 @@ NOT_RUN: dict[str, Callable[[list[str]], None]] = {
     "python3 -m venv": skip,
     ". .venv/": skip,
 }
-# Replacements that make the commands of a page faster: fewer epochs and trials.
+# Replacements that make the commands of a page faster: fewer epochs, trials and interactions.
 SHORTER = {
+    r"^drm-triton prepare synthetic$": "drm-triton prepare synthetic --users 300 --items 200 --interactions 6000",
+    r"^(drm-triton compare .* --models .*) --trials \d --seeds \d$": r"\1 --trials 1 --seeds 2 --workers 1",
     r"^(.*drm-triton train(?!.*(--epochs|--resume|--model ease)).*)$": r"\1 --epochs 2",
     r"\bepochs=20\b": "epochs=2",
     r"\btrials([ =])20\b": r"trials\g<1>2",

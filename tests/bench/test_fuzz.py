@@ -14,7 +14,7 @@ repository_root()  # the bench is not in a wheel
 
 from drm_triton.bench import fuzz  # noqa: E402
 
-CASES = {"store": 150, "table": 60}  # of kinds whose cases take long
+CASES = {"store": 150, "http": 150, "table": 60}  # of kinds whose cases take long
 
 
 @pytest.mark.parametrize("name", fuzz.KINDS)

@@ -12,10 +12,9 @@ FOLDER = Path(__file__).parent / "emulator"
 
 
 PROCESSES = [
-    ("test_instructions.py", "test_matrix.py", "test_problems.py"),
+    ("test_instructions.py", "test_matrix.py", "test_problems.py", "test_tuning.py"),
     ("test_kernels.py",),
     ("test_training.py", "test_counts.py"),
-    ("test_tuning.py",),
 ]
 
 
