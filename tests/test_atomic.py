@@ -14,6 +14,7 @@ import pytest
 
 from drm_triton import atomic
 from drm_triton.errors import DrmError, InputError
+from drm_triton.lock import Lock
 from tests.conftest import ROOT
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs pipes, links and permission bits")
@@ -272,6 +273,52 @@ def test_what_appears_during_the_work_is_spared(tmp_path: Path, late: str, overw
         work()
     assert precious.read_text() == TEXT
     assert names(tmp_path) == ["out"]
+
+
+@needs_posix
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_what_another_process_works_on_is_spared(tmp_path: Path, when: str) -> None:
+    """The mark of an old directory alone does not say that it may be replaced."""
+    place, held = tmp_path / "out", []
+
+    def work() -> None:
+        with atomic.directory(place, True, "mark") as folder:
+            (folder / "mark").touch()
+            assert when == "meanwhile"
+            make(place, "old")
+            held.append(Lock(place, "run"))
+
+    if when == "before":
+        make(place, "old")
+        held.append(Lock(place, "run"))
+    with pytest.raises(InputError, match="another process works on this directory"):
+        work()
+    with pytest.raises(InputError, match="another process works on this directory"):
+        atomic.discard_directory(place, "mark")
+    assert (place / "mark").read_text() == "old"
+    held.pop().release()
+    atomic.discard_directory(place, "mark")
+    assert names(tmp_path) == []
+
+
+@needs_posix
+def test_a_directory_that_is_replaced_while_it_is_locked_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    make(tmp_path / "out", "old")
+    flock = fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        make(tmp_path / "out", "new", overwrite=True)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InputError, match="another process works on this run"):
+        Lock(tmp_path / "out", "run")
+    with Lock(tmp_path / "out", "run") as lock:
+        lock.check(tmp_path / "out")
 
 
 def test_a_swap_that_fails_restores_the_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ class Keeper:
                 metadata = described_state(self.config, state)
                 checkpoint.write_manifest(last, shards, metadata, also if best else None)
 
+        world.together(lambda: self.run.lock.check(self.path) if self.run is not None else None)
         try:
             shard = world.together(
                 lambda: checkpoint.write_shard(

@@ -74,7 +74,8 @@ class Run:
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=atomic.link_or_copy)
             atomic.write_text(folder / "env.json", json.dumps(described, indent=2) + "\n")
             atomic.write_text(folder / "config.toml", config.resolved().to_toml())
-        return cls(path, config, [], Lock(path, "run"))
+            lock = Lock(folder, "run")  # here, so that there is no moment without it
+        return cls(path, config, [], lock)
 
     @classmethod
     def open(
@@ -85,20 +86,19 @@ class Run:
         `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml. Of the tensors,
         `rows` are read if they are given, see `checkpoint.read_rows`.
         """
-        path = Path(path)
-        stored = type(config).from_toml(existing(path) / "config.toml").resolved()
-        config = config.resolved()
-        changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
-        check_resumable(path, config, changed)
-        dataset.verify()  # its checksum is compared
-        recorded = str(read_environment(path)["data"].get("checksum"))
-        if recorded != dataset.checksum:
-            raise InputError(
-                f"{path} was trained on other data than {dataset.path or 'the data set given'} "
-                f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
-            )
-        lock = Lock(path, "run")
+        path, config = existing(path), config.resolved()
+        lock = Lock(path, "run")  # before anything is read: another process may be replacing the run
         try:
+            stored = type(config).from_toml(path / "config.toml").resolved()
+            changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
+            check_resumable(path, config, changed)
+            dataset.verify()  # its checksum is compared
+            recorded = str(read_environment(path)["data"].get("checksum"))
+            if recorded != dataset.checksum:
+                raise InputError(
+                    f"{path} was trained on other data than {dataset.path or 'the data set given'} "
+                    f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
+                )
             if changed:
                 atomic.write_text(path / "config.toml", config.to_toml())
             return cls._of_last_checkpoint(path, config, changed, lock, rows)
@@ -137,12 +137,14 @@ class Run:
 
     def write_metrics(self) -> None:
         """Write metrics.jsonl and metrics.csv."""
+        self.lock.check(self.path)
         lines = "".join(json.dumps(record) + "\n" for record in self.records)
         atomic.write_text(self.path / "metrics.jsonl", lines)
         atomic.write_text(self.path / "metrics.csv", csv_text(self.records))
 
     def save(self, state: Progress, best: bool = False) -> None:
         """Write the state to last/, and also to best/ if it is the best so far."""
+        self.lock.check(self.path)
         also = self.path / "best" / checkpoint.FILE if best else None
         _write_state(self.path / "last" / checkpoint.FILE, self.config, state, also)
 
@@ -150,6 +152,7 @@ class Run:
         """Write curves.png."""
         from drm_triton.plots import learning_curves
 
+        self.lock.check(self.path)
         config, best = self.config, best_record(self.records, self.config.monitor).get("epoch")
         objective = f", objective {config.objective}" if isinstance(config, TrainConfig) else ""
         title = f"{self.path.resolve().name}: model {config.model}{objective}"

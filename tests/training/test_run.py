@@ -24,7 +24,7 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.names import BackendChoice
 from drm_triton.training.checkpoint import FILE, read_tensors, write_tensors
 from drm_triton.training.run import Run, environment, read_metrics
-from drm_triton.training.state import State
+from drm_triton.training.state import EpochEnd, State
 from tests.conftest import HANG, call, run_python
 
 pytestmark = pytest.mark.usefixtures("no_curves")  # `whole`, which is made before that, has them
@@ -477,6 +477,46 @@ def test_two_processes_cannot_resume_one_run(stored: Path, data: Dataset, whole:
     assert "another process works on this run" in errors
     held.lock.release()
     assert call("train", "--resume", run, "-d", stored)[0] == 0
+
+
+def test_a_run_at_work_is_not_overwritten(stored: Path, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    before = (run / "config.toml").read_text()
+    line = ("train", stored, "--run", run, "--overwrite", "--epochs", 1, "--factors", 4, "-q")
+    held, _ = Run.open(run, data, TrainConfig.from_toml(run / "config.toml"))
+    code, _, errors = call(*line)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "another process works on this directory" in errors
+    assert (run / "config.toml").read_text() == before
+    assert os.listdir(tmp_path) == ["run"]
+    held.write_metrics()  # it is still its own
+    held.lock.release()
+    assert call(*line)[0] == 0
+    assert "factors = 4" in (run / "config.toml").read_text()
+
+
+def test_a_new_run_is_locked_as_soon_as_it_exists(data: Dataset, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", TrainConfig(), data, data.train)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"already contains a run|another process works on"):
+            Run.create(tmp_path / "run", TrainConfig(), data, data.train, overwrite)
+    with pytest.raises(InputError, match="another process works on this run"):
+        Run.open(tmp_path / "run", data, TrainConfig())
+    run.write_metrics()
+
+
+def test_a_run_that_was_replaced_stops_its_training(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    """As on a file system without locks, or by hand."""
+    run = tmp_path / "run"
+
+    def replace(end: EpochEnd) -> None:
+        run.rename(tmp_path / "old")
+        shutil.copytree(whole, run)
+
+    with pytest.raises(DrmError, match="run was moved, removed or replaced while this process worked on it"):
+        DRM(**OPTIONS).fit(data, run=run, callbacks=[replace])
+    assert_same_run(run, whole)
+    assert not (tmp_path / "old" / "metrics.jsonl").exists()
 
 
 def test_a_damaged_run_can_be_opened_again_after_the_error(data: Dataset, whole: Path, tmp_path: Path) -> None:
