@@ -79,12 +79,17 @@ class Run:
 
     @classmethod
     def open(
-        cls, path: str | Path, dataset: Dataset, config: Config, rows: dict[str, slice] | None = None
+        cls,
+        path: str | Path,
+        dataset: Dataset,
+        config: Config,
+        layout: dict[str, Tensor] | None = None,
+        rows: dict[str, slice] | None = None,
     ) -> tuple["Run", Stored | None]:
         """Open a run and read its last checkpoint: tensors and counters, or None if it stopped before the first one.
 
-        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml. Of the tensors,
-        `rows` are read if they are given, see `checkpoint.read_rows`.
+        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml. `layout` and
+        `rows`: see `last_checkpoint`.
         """
         path, config = existing(path), config.resolved()
         lock = Lock(path, "run")  # before anything is read: another process may be replacing the run
@@ -101,14 +106,20 @@ class Run:
                 )
             if changed:
                 atomic.write_text(path / "config.toml", config.to_toml())
-            return cls._of_last_checkpoint(path, config, changed, lock, rows)
+            return cls._of_last_checkpoint(path, config, changed, lock, layout, rows)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def _of_last_checkpoint(
-        cls, path: Path, config: Config, changed: Sequence[str], lock: Lock, rows: dict[str, slice] | None
+        cls,
+        path: Path,
+        config: Config,
+        changed: Sequence[str],
+        lock: Lock,
+        layout: dict[str, Tensor] | None,
+        rows: dict[str, slice] | None,
     ) -> tuple["Run", Stored | None]:
         atomic.clean(path.resolve())
         atomic.clean_within(path)
@@ -116,7 +127,7 @@ class Run:
             checkpoint.remove_leftovers(path / which / checkpoint.FILE)
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, [], lock), None
-        tensors, counters = last_checkpoint(path, rows)
+        tensors, counters = last_checkpoint(path, layout, rows)
         if counters.get("first_epoch") and config.epochs_matter and "stop_after" in changed:
             raise InputError(
                 f"{path}: a resumed update cannot change `stop_after`: the linear schedule of the learning rate "
@@ -162,10 +173,22 @@ class Run:
         )
 
 
-def last_checkpoint(path: Path, rows: dict[str, slice] | None = None) -> Stored:
-    """Read the last checkpoint of a run, all of it or some rows."""
+def last_checkpoint(
+    path: Path, layout: dict[str, Tensor] | None = None, rows: dict[str, slice] | None = None
+) -> Stored:
+    """Read the last checkpoint of a run.
+
+    Parameters
+    ----------
+    path : the run
+    layout : the tensors that it must have, see `Model.layout`; None if they are not known
+    rows : the rows to read, see `checkpoint.read_rows`; None for all
+    """
     file = path / "last" / checkpoint.FILE
     tensors, metadata = checkpoint.read_tensors(file) if rows is None else checkpoint.read_rows(file, rows)
+    if layout is not None:
+        wanted = layout if rows is None else {name: layout[name][own] for name, own in rows.items()}
+        checkpoint.check_layout(tensors, wanted, file)
     return tensors, checked_counters(metadata.get("training"), file)
 
 

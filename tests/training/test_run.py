@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -416,6 +417,11 @@ def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any
     write_tensors(file, found, metadata)
 
 
+def narrow(tensors: dict[str, torch.Tensor], width: int) -> None:
+    """Cut all rows to `width` factors."""
+    tensors.update({name: table[:, :width].clone() for name, table in tensors.items()})
+
+
 def flip(file: Path, position: int) -> None:
     content = bytearray(file.read_bytes())
     content[position] ^= 1
@@ -443,9 +449,11 @@ def test_every_flipped_bit_of_a_model_is_noticed(whole: Path, tmp_path: Path) ->
         (lambda tensors, metadata: metadata.update(model=["drm"]), "model in its metadata is"),
         (lambda tensors, metadata: metadata.update(config={"factors": "eight"}), "'factors' must be int"),
         (lambda tensors, metadata: metadata.pop("config"), "metadata is damaged"),
-        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"][0]), "factors of"),
-        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"].long()), "float32"),
-        (lambda tensors, metadata: tensors.update(item_factors=tensors["item_factors"][:, :4]), "as many columns"),
+        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"][0]), r"float32 \[8\], but"),
+        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"].long()), "has int64"),
+        (lambda tensors, metadata: tensors.update(item_factors=tensors["item_factors"][:, :4]), r"\[200, 4\], but"),
+        (lambda tensors, metadata: narrow(tensors, 4), r"user_factors it has float32 \[300, 4\], but"),
+        (lambda tensors, metadata: narrow(tensors, 0), r"user_factors it has float32 \[300, 0\], but"),
     ],
 )
 def test_a_model_file_with_wrong_types_is_refused(
@@ -467,6 +475,30 @@ def test_counters_of_wrong_types_are_refused(
     rewrite(run / "last" / FILE, lambda tensors, metadata: metadata["training"].update(change))
     with pytest.raises(InputError, match=f"cannot be resumed: its counter {next(iter(change))} is"):
         DRM(**OPTIONS).fit(data, run=run, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("item_state"), r"item_state it has none, but .* need float32 \[200, 8\]"),
+        (lambda tensors: narrow(tensors, 4), r"user_factors it has float32 \[300, 4\], but .* need float32 \[300, 8\]"),
+        (lambda tensors: tensors.update(user_state=tensors["user_state"].double()), "user_state it has float64"),
+        (
+            lambda tensors: tensors.update(user_state=tensors["user_state"][:9].clone()),
+            r"user_state it has .* \[9, 8\]",
+        ),
+        (lambda tensors: tensors.update(other=torch.zeros(1)), r"other it has float32 \[1\], but .* need none"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_options_are_not_resumed(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, stored: Path, whole: Path, tmp_path: Path
+) -> None:
+    """With a valid checksum."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    rewrite(run / "last" / FILE, lambda tensors, metadata: change(tensors))
+    code, _, errors = call("train", "--resume", run, "-d", stored, "-q")
+    assert code == 2
+    assert re.search(message, " ".join(errors.split()))
 
 
 def test_two_processes_cannot_resume_one_run(stored: Path, data: Dataset, whole: Path, tmp_path: Path) -> None:
