@@ -156,6 +156,7 @@ def check_directory(path: str | Path, overwrite: bool = False, marker: str | Non
     try:
         place = Path(os.path.realpath(path))
         _recover(place)
+        clean_fixed(place)
         taken = os.path.lexists(place)
         if taken and not overwrite:
             raise InputError(
@@ -387,6 +388,12 @@ def clean(path: Path) -> None:
                     os.close(handle)
             elif time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
+
+
+def clean_fixed(place: Path) -> None:
+    """Remove what a killed process left in a directory that cannot be renamed and that it was to fill."""
+    if place.is_dir() and _is_fixed(place):
+        clean(place / place.name)
 
 
 def clean_within(place: Path) -> None:

@@ -410,6 +410,25 @@ def test_an_empty_directory_that_cannot_be_renamed_is_filled(tmp_path: Path, mon
         make(place, overwrite=True)
 
 
+@needs_posix
+def test_what_a_killed_process_left_in_a_directory_that_it_was_to_fill_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "mount"
+    left = place / ".mount.0123abcd.partial"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    with pytest.raises(InputError, match="was not made by this program"):
+        make(place, overwrite=True)  # not a mount point: nobody fills it
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    with atomic.directory(place, overwrite=True, marker="mark") as living:
+        assert names(place) == [living.name]
+        with pytest.raises(InputError, match="was not made by this program"):
+            make(place, overwrite=True)
+        (living / "mark").touch()
+    assert names(place) == ["mark"]
+
+
 def test_filling_a_directory_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "mount"
     place.mkdir()
@@ -432,6 +451,16 @@ def test_filling_a_directory_can_fail(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names(place) == []
 
 
+KILLED_AT_WORK = """
+import os, signal, sys
+from drm_triton import atomic
+
+with atomic.directory(sys.argv[1], overwrite=True, marker="mark") as folder:
+    (folder / "file").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs a mount point")
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can mount")
 def test_a_real_mount_point(tmp_path: Path) -> None:
@@ -440,6 +469,8 @@ def test_a_real_mount_point(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "none", place], capture_output=True).returncode:
         pytest.skip("mounting is not permitted here")
     try:
+        assert subprocess.run([sys.executable, "-c", KILLED_AT_WORK, place], cwd=ROOT).returncode == -signal.SIGKILL
+        assert len(names(place)) == 1
         make(place, overwrite=True)
         assert names(place) == ["mark"]
     finally:

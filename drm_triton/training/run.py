@@ -226,7 +226,9 @@ def new_directory(path: str | Path) -> Path:
                 f"{path} already contains a run; resume it with `resume`, replace it with `overwrite`, or give another "
                 "`run`"
             )
-        Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
+        place = Path(os.path.realpath(path))
+        place.mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
+        atomic.clean_fixed(place)
         if not atomic.is_empty(path):
             raise InputError(f"{path} exists and is not empty; give another `run`")
     except OSError as error:

@@ -576,6 +576,17 @@ def test_resuming_recomputes_the_checksum_of_the_data(stored: Path, whole: Path,
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_in_a_mount_point_where_another_was_killed(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (run / ".run.0123abcd.partial" / "last").mkdir(parents=True)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == run)
+    DRM(**{**OPTIONS, "epochs": 1}).fit(data, run=run)
+    assert (run / "best" / FILE).exists()
+    assert not list(run.glob("*.partial"))
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling"])
 def test_a_run_in_a_linked_directory(kind: str, data: Dataset, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
