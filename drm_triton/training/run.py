@@ -25,6 +25,7 @@ from drm_triton._version import __version__
 from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.prepare.inputs import printable
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, why_not
 from drm_triton.lock import Lock
@@ -166,7 +167,7 @@ class Run:
         self.lock.check(self.path)
         config, best = self.config, best_record(self.records, self.config.monitor).get("epoch")
         objective = f", objective {config.objective}" if isinstance(config, TrainConfig) else ""
-        title = f"{self.path.resolve().name}: model {config.model}{objective}"
+        title = f"{printable(self.path.resolve().name)}: model {config.model}{objective}"
         factors = {"drm": config.lam} if isinstance(config, TrainConfig) else {}
         atomic.write_file(
             self.path / "curves.png", lambda place: learning_curves(self.records, place, title, best, factors)
