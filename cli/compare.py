@@ -1,6 +1,5 @@
 """`drm-triton compare`: test the differences between runs, or tune models, train them and test the differences."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -193,14 +192,12 @@ def _compare_models(
     from drm_triton.data.dataset import Dataset
     from drm_triton.experiments.compare import result_of
     from drm_triton.experiments.protocol import PLAN, Comparison
-    from drm_triton.lock import Lock
 
     place = find_dataset(dataset)
     data = Dataset.load(place)
     directory = out or Path("comparisons") / place.absolute().name
     if overwrite:
-        with Lock(directory, "comparison") if (directory / PLAN).exists() else nullcontext():
-            atomic.discard_directory(directory, PLAN)
+        atomic.discard_directory(directory, PLAN)
     comparison = Comparison(directory, data, plan)
     finished = len(comparison.outcomes)
     reporter.line(f"comparison directory {comparison.path}, {finished} trainings finished")

@@ -14,11 +14,11 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from drm_triton.errors import DrmError, InputError
-from drm_triton.lock import locked
+from drm_triton.lock import FILE, Lock, locked
 
 PARTIAL = ".partial"  # suffix of temporary siblings
 ASIDE = ".old"  # suffix of the directory where an old one waits, if the system cannot exchange two
@@ -151,11 +151,12 @@ def check_directory(path: str | Path, overwrite: bool = False, marker: str | Non
     Raises
     ------
     InputError
-        If the path is taken, or if it cannot be written.
+        If the path is taken, if another process works on it, or if it cannot be written.
     """
     try:
         place = Path(os.path.realpath(path))
         _recover(place)
+        clean_fixed(place)
         taken = os.path.lexists(place)
         if taken and not overwrite:
             raise InputError(
@@ -166,6 +167,8 @@ def check_directory(path: str | Path, overwrite: bool = False, marker: str | Non
                 f"{path} exists and was not made by this program, so `overwrite` does not replace it; "
                 "give another directory"
             )
+        with _in_nobodys_use(place):
+            pass
         if taken and _is_fixed(place):
             if not is_empty(place):
                 raise InputError(
@@ -223,7 +226,8 @@ def directory(
             _fill(place, temporary, last or marker)
         else:
             check_directory(place, overwrite, marker)  # again: the block may have taken hours
-            _swap(temporary, place, overwrite)
+            with _in_nobodys_use(place):
+                _swap(temporary, place, overwrite)
             flush(place.parent)
     except DrmError:
         raise
@@ -260,8 +264,14 @@ def discard_directory(path: str | Path, marker: str) -> None:
     place = check_directory(path, overwrite=True, marker=marker)
     if place.exists():
         doomed = _sibling(place)
-        place.rename(doomed)  # first, so that it disappears at once
+        with _in_nobodys_use(place):
+            place.rename(doomed)  # first, so that it disappears at once
         shutil.rmtree(doomed)
+
+
+def _in_nobodys_use(place: Path) -> AbstractContextManager[object]:
+    """Lock a directory that is about to be replaced, if it is one that processes lock."""
+    return Lock(place, "directory") if (place / FILE).exists() else nullcontext()
 
 
 def _replaceable(place: Path, marker: str | None) -> bool:
@@ -378,6 +388,12 @@ def clean(path: Path) -> None:
                     os.close(handle)
             elif time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
+
+
+def clean_fixed(place: Path) -> None:
+    """Remove what a killed process left in a directory that cannot be renamed and that it was to fill."""
+    if place.is_dir() and _is_fixed(place):
+        clean(place / place.name)
 
 
 def clean_within(place: Path) -> None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from drm_triton.errors import InputError
+from drm_triton.errors import DrmError, InputError
 
 try:
     import fcntl
@@ -35,8 +35,8 @@ def locked(path: str | Path) -> int | None:
 class Lock:
     """An exclusive lock on a directory. It ends with `release`, or with the process, however that ends.
 
-    The lock is the system's (flock), on the file `.lock` in the directory. The file itself means nothing and stays.
-    A file system without locks gives none.
+    The lock is the system's (flock), on the file `.lock` in the directory. The file itself means nothing and stays. It
+    moves with the directory if that is renamed. A file system without locks gives none.
 
     Parameters
     ----------
@@ -63,21 +63,38 @@ class Lock:
         if fcntl is None:
             return
         try:
-            handle = os.open(Path(directory) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._handle = os.open(Path(directory) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise InputError(
                 f"{directory}: cannot be written ({error.strerror}); give another directory, or change its permissions"
             ) from None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            in_use = not self._is_of(directory)  # another process has just replaced it
         except BlockingIOError:
-            os.close(handle)
-            raise InputError(
-                f"{directory}: another process works on this {what}; wait until it ends, or stop it"
-            ) from None
+            in_use = True
         except OSError:  # no locks here
-            pass
-        self._handle = handle
+            in_use = False
+        if in_use:
+            self.release()
+            raise InputError(f"{directory}: another process works on this {what}; wait until it ends, or stop it")
+
+    def check(self, directory: str | Path) -> None:
+        """Raise if another directory is now where this one was, or none. Call it before writing there."""
+        if fcntl is not None and not self._is_of(directory):
+            raise DrmError(
+                f"{directory} was moved, removed or replaced while this process worked on it; nothing more is written "
+                "there; start again with another directory"
+            )
+
+    def _is_of(self, directory: str | Path) -> bool:
+        """Return whether the lock is on the file in this directory."""
+        try:
+            return self._handle is not None and os.path.samestat(
+                os.fstat(self._handle), os.stat(Path(directory) / FILE)
+            )
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Let others have the lock."""

@@ -14,6 +14,7 @@ import pytest
 
 from drm_triton import atomic
 from drm_triton.errors import DrmError, InputError
+from drm_triton.lock import Lock
 from tests.conftest import ROOT
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="needs pipes, links and permission bits")
@@ -274,6 +275,52 @@ def test_what_appears_during_the_work_is_spared(tmp_path: Path, late: str, overw
     assert names(tmp_path) == ["out"]
 
 
+@needs_posix
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_what_another_process_works_on_is_spared(tmp_path: Path, when: str) -> None:
+    """The mark of an old directory alone does not say that it may be replaced."""
+    place, held = tmp_path / "out", []
+
+    def work() -> None:
+        with atomic.directory(place, True, "mark") as folder:
+            (folder / "mark").touch()
+            assert when == "meanwhile"
+            make(place, "old")
+            held.append(Lock(place, "run"))
+
+    if when == "before":
+        make(place, "old")
+        held.append(Lock(place, "run"))
+    with pytest.raises(InputError, match="another process works on this directory"):
+        work()
+    with pytest.raises(InputError, match="another process works on this directory"):
+        atomic.discard_directory(place, "mark")
+    assert (place / "mark").read_text() == "old"
+    held.pop().release()
+    atomic.discard_directory(place, "mark")
+    assert names(tmp_path) == []
+
+
+@needs_posix
+def test_a_directory_that_is_replaced_while_it_is_locked_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    make(tmp_path / "out", "old")
+    flock = fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        make(tmp_path / "out", "new", overwrite=True)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InputError, match="another process works on this run"):
+        Lock(tmp_path / "out", "run")
+    with Lock(tmp_path / "out", "run") as lock:
+        lock.check(tmp_path / "out")
+
+
 def test_a_swap_that_fails_restores_the_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "out", "old")
     rename = Path.rename
@@ -363,6 +410,25 @@ def test_an_empty_directory_that_cannot_be_renamed_is_filled(tmp_path: Path, mon
         make(place, overwrite=True)
 
 
+@needs_posix
+def test_what_a_killed_process_left_in_a_directory_that_it_was_to_fill_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "mount"
+    left = place / ".mount.0123abcd.partial"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    with pytest.raises(InputError, match="was not made by this program"):
+        make(place, overwrite=True)  # not a mount point: nobody fills it
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    with atomic.directory(place, overwrite=True, marker="mark") as living:
+        assert names(place) == [living.name]
+        with pytest.raises(InputError, match="was not made by this program"):
+            make(place, overwrite=True)
+        (living / "mark").touch()
+    assert names(place) == ["mark"]
+
+
 def test_filling_a_directory_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "mount"
     place.mkdir()
@@ -385,6 +451,16 @@ def test_filling_a_directory_can_fail(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names(place) == []
 
 
+KILLED_AT_WORK = """
+import os, signal, sys
+from drm_triton import atomic
+
+with atomic.directory(sys.argv[1], overwrite=True, marker="mark") as folder:
+    (folder / "file").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs a mount point")
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can mount")
 def test_a_real_mount_point(tmp_path: Path) -> None:
@@ -393,6 +469,8 @@ def test_a_real_mount_point(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "none", place], capture_output=True).returncode:
         pytest.skip("mounting is not permitted here")
     try:
+        assert subprocess.run([sys.executable, "-c", KILLED_AT_WORK, place], cwd=ROOT).returncode == -signal.SIGKILL
+        assert len(names(place)) == 1
         make(place, overwrite=True)
         assert names(place) == ["mark"]
     finally:

@@ -70,6 +70,7 @@ class Keeper:
                 metadata = described_state(self.config, state)
                 checkpoint.write_manifest(last, shards, metadata, also if best else None)
 
+        world.together(lambda: self.run.lock.check(self.path) if self.run is not None else None)
         try:
             shard = world.together(
                 lambda: checkpoint.write_shard(
@@ -118,7 +119,7 @@ def fit(
     users, items = Division(dataset.n_users, world.size), Division(dataset.n_items, world.size)
     rows = held_rows(world, users, items)
     shown = reporter if reporter is not None and world.first else Reporter(quiet=True)
-    opened, stored = open_run(world, run, config, dataset, parts, rows, resume, overwrite)
+    opened, stored = open_run(world, run, model, dataset, parts, rows, resume, overwrite)
     try:
         display = Display(shown, config, can_validate(config, dataset))
         with display, announced_compilation(shown):
@@ -196,7 +197,7 @@ def check_shared(world: World, path: Path) -> None:
 def open_run(
     world: World,
     path: Path,
-    config: TrainConfig,
+    model: DRM,
     dataset: Dataset,
     parts: CSR,
     rows: dict[str, slice],
@@ -207,13 +208,14 @@ def open_run(
 
     A rank that torchrun has restarted opens the run that the same launch created.
     """
+    config, layout = model.config, model.layout(dataset.n_users, dataset.n_items)
     resume = world.gather_objects(resume or (attempt() > 0 and created_here(path)))[0]
 
     def on_first() -> tuple[Run | None, Any]:
         if not world.first:
             return None, None
         if resume:
-            return Run.open(path, dataset, config, rows)
+            return Run.open(path, dataset, config, layout, rows)
         created = Run.create(path, config, dataset, parts, overwrite, more={LAUNCH: launch_id()})
         return created, None
 
@@ -223,7 +225,7 @@ def open_run(
 
     def on_others() -> Any:
         if not world.first and begun:
-            return last_checkpoint(path, rows)
+            return last_checkpoint(path, layout, rows)
         return stored
 
     return opened, world.together(on_others)

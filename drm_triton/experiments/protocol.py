@@ -170,22 +170,24 @@ class Comparison:
 
     def run(self, workers: int | None = None, reporter: Reporter = SILENT, retry_failed: bool = False) -> None:
         """Run what is not finished: first all trials, then the final trainings. Failed ones are repeated on request."""
-        with Lock(self.path, "comparison"):
+        with Lock(self.path, "comparison") as lock:
+            self._open()  # another process may have replaced it since
             atomic.clean_within(self.path)
-            self.outcomes = self._read(repair=True)  # another process may have finished some since
+            self.outcomes = self._read(repair=True)  # or finished some trainings
             if retry_failed:
                 self.outcomes = [outcome for outcome in self.outcomes if outcome["status"] != "failed"]
             for title, tasks in (
                 ("tune on validation", self.tuning_tasks),
                 ("train and measure on test", self.final_tasks),
             ):
-                self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter)
+                self._run_tasks(title, self.unfinished(tasks()), workers or os.cpu_count() or 1, reporter, lock)
 
-    def _run_tasks(self, title: str, tasks: list[Task], workers: int, reporter: Reporter) -> None:
+    def _run_tasks(self, title: str, tasks: list[Task], workers: int, reporter: Reporter, lock: Lock) -> None:
         if not tasks:
             return
         with reporter.step(title, len(tasks), "trainings") as step, _runner(min(workers, len(tasks))) as run:
             for outcome in run(run_task, tasks):
+                lock.check(self.path)
                 self.outcomes.append(outcome)
                 self._append(outcome)
                 step.advance()

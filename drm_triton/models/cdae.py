@@ -85,16 +85,27 @@ class CDAE(FactorModel[CDAEConfig]):
         (n_users, n_items), d = fit.shape, self.config.factors
         rng = np.random.Generator(np.random.Philox(self.config.seed))
         width = np.float32(4 * (6 / (n_items + d)) ** 0.5)
-        sizes = {"input": n_items, "user": n_users} | ({} if self.config.tied else {"output": n_items})
         values = {
             name: torch.from_numpy((2 * rng.random((size, d), dtype=np.float32) - 1) * width)
-            for name, size in sizes.items()
+            for name, size in self._rows(n_users, n_items).items()
         }
         values |= {"hidden_bias": torch.zeros(d), "item_bias": torch.zeros(n_items)}
         tensors = values | {f"{name}_state": torch.full_like(x, INITIAL_STATE) for name, x in values.items()}
         tensors["hidden"] = torch.empty(n_users, d)
         self._encode(tensors, fit)
         return tensors
+
+    def _rows(self, n_users: int, n_items: int) -> dict[str, int]:
+        """Return the tables of vectors with their numbers of rows."""
+        return {"input": n_items, "user": n_users} | ({} if self.config.tied else {"output": n_items})
+
+    def layout(self, n_users: int, n_items: int) -> Tensors:
+        """Return vectors, biases, Adagrad's sums and hidden layers without content."""
+        d = self.config.factors
+        values = {name: torch.empty(n, d, device="meta") for name, n in self._rows(n_users, n_items).items()}
+        values |= {name: torch.empty(n, device="meta") for name, n in (("hidden_bias", d), ("item_bias", n_items))}
+        states = {f"{name}_state": x for name, x in values.items()}
+        return values | states | {"hidden": torch.empty(n_users, d, device="meta")}
 
     def epoch(self, tensors: Tensors, fit: CSR, number: int, progress: Progress) -> dict[str, float]:
         """Visit all users once."""

@@ -123,6 +123,10 @@ class CML(FactorRecommender[CMLConfig]):
         """Return the state before the first epoch of an update."""
         return list_state(old, known, fit, self.list_config, *self.backend())
 
+    def layout(self, n_users: int, n_items: int) -> Tensors:
+        """Return the factors and Adagrad's sums without content."""
+        return State.layout(n_users, n_items, self.config.factors)
+
     def learned(self, tensors: Tensors) -> Tensors:
         """Return the factors, without Adagrad's sums."""
         return {name: tensors[name] for name in ("user_factors", "item_factors")}

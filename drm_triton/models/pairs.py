@@ -226,6 +226,11 @@ class PairModel(FactorModel[C]):
         )
         return {"loss": loss / max(trained, 1)}
 
+    def layout(self, n_users: int, n_items: int) -> Tensors:
+        """Return factors, biases and Adagrad's sums without content."""
+        tables = super().layout(n_users, n_items) | {"item_bias": torch.empty(n_items, device="meta")}
+        return tables | ({f"{name}_state": table for name, table in tables.items()} if self.optimiser_state else {})
+
     def learned(self, tensors: Tensors) -> Tensors:
         """Return the tensors without Adagrad's sums."""
         return {name: tensor for name, tensor in tensors.items() if not name.endswith("_state")}

@@ -92,6 +92,10 @@ class SRRMF(FactorModel[SRRMFConfig]):
         tensors.update(user_factors=U, item_factors=V)
         return {"loss": loss + rho * float(V.square().sum())}
 
+    def layout(self, n_users: int, n_items: int) -> Tensors:
+        """Return the factors in float64 without content."""
+        return {name: table.double() for name, table in super().layout(n_users, n_items).items()}
+
     def learned(self, tensors: Tensors) -> Tensors:
         """Return the factors in float32."""
         return {name: table.float() for name, table in tensors.items()}

@@ -27,6 +27,7 @@ from drm_triton.ranking.recommend import (
 from drm_triton.ranking.topk import TopKIndex, similarity_vectors
 from drm_triton.recommender.model import Tensors
 from drm_triton.recommender.recommender import Histories, Ids, Recommender
+from drm_triton.training import checkpoint
 
 C = TypeVar("C", bound=Config)
 
@@ -43,6 +44,14 @@ class FactorRecommender(Recommender[C]):
     @abstractmethod
     def fold_in_items(self, liked: CSR) -> Tensor:
         """Return the vectors of new users from the codes of the items they liked, CSR [B, N]: float32 [B, d]."""
+
+    def layout(self, n_users: int, n_items: int) -> Tensors:
+        """Return the tensors of a training state without content: by default, two tables of factors."""
+        d = getattr(self.config, "factors", 1)
+        return {
+            "user_factors": torch.empty(n_users, d, device="meta"),
+            "item_factors": torch.empty(n_items, d, device="meta"),
+        }
 
     @property
     def score_name(self) -> Score:
@@ -175,9 +184,5 @@ class FactorRecommender(Recommender[C]):
         return factors[:, :-1] if self.biased else factors
 
     def _check_sizes(self, where: str) -> None:
-        U, V = self.factors(self.tensors)
-        wanted = self.interactions.n_users, self.interactions.n_items
-        if (len(U), len(V)) != wanted:
-            raise InputError(f"{where}: factors of {len(U), len(V)} users and items, but ids of {wanted}")
-        if {U.dtype, V.dtype} != {torch.float32} or (U.ndim, V.ndim) != (2, 2) or U.shape[1] != V.shape[1]:
-            raise InputError(f"{where}: the factors are not two float32 tables with as many columns")
+        layout = self.layout(self.interactions.n_users, self.interactions.n_items)
+        checkpoint.check_layout(self.tensors, self.learned(layout), where)

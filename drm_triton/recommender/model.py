@@ -139,6 +139,10 @@ class Model(ABC, Generic[C]):
         """
         return None
 
+    def layout(self, n_users: int, n_items: int) -> Tensors | None:
+        """Return the tensors of a training state without content (device "meta"), None if the data decides them."""
+        return None
+
     def learned(self, tensors: Tensors) -> Tensors:
         """Return what a fitted model needs of the tensors of a training state."""
         return tensors
@@ -269,7 +273,7 @@ class Model(ABC, Generic[C]):
         return frame
 
     def _check_sizes(self, where: str) -> None:
-        """Raise if the tensors do not have the numbers of users and items of the interactions."""
+        """Raise if the tensors are not those of the options, and of the users and items of the interactions."""
 
     def _check_finite(self, where: str) -> None:
         if not all_finite(self.tensors):

@@ -144,7 +144,7 @@ class TrainableModel(Model[C]):
         if run is None:
             keeper = _Best(self.learned)
         elif resume:
-            keeper, stored = Run.open(run, dataset, self.config)
+            keeper, stored = Run.open(run, dataset, self.config, self.layout(dataset.n_users, dataset.n_items))
         else:
             keeper = Run.create(run, self.config, dataset, fit, overwrite, start)
         display = Display(reporter, self.config, can_validate(self.config, dataset))
@@ -164,12 +164,12 @@ class TrainableModel(Model[C]):
 
     def _warm_start(self, dataset: Dataset, fit: CSR, epochs: int, reporter: Reporter) -> WarmStart:
         """Return where an update of this model begins."""
-        tensors, width = self._training_tensors(), getattr(self.config, "factors", None)
-        if width is not None and "user_factors" in tensors and tensors["user_factors"].shape[1] != width:
+        width, factors = getattr(self.config, "factors", None), self.tensors.get("user_factors")
+        if width is not None and factors is not None and factors.shape[1] != width:
             raise InputError(
-                f"an update cannot change `factors`: the model has {tensors['user_factors'].shape[1]}, not {width}; "
-                "fit a new model"
+                f"an update cannot change `factors`: the model has {factors.shape[1]}, not {width}; fit a new model"
             )
+        tensors = self._training_tensors()
         known = Known.of(self.interactions, dataset)
         warn_of_leaks(self.interactions, dataset, known, self.config.fit_parts)
         kept = tensors.keys() > self.tensors.keys()
@@ -188,6 +188,9 @@ class TrainableModel(Model[C]):
         if self._place is not None and (self._place / checkpoint.FILE).exists():
             stored, _ = checkpoint.read_tensors(self._place / checkpoint.FILE)
             if all(name in stored and torch.equal(stored[name], own.cpu()) for name, own in self.tensors.items()):
+                layout = self.layout(self.interactions.n_users, self.interactions.n_items)
+                if layout is not None and stored.keys() > self.tensors.keys():
+                    checkpoint.check_layout(stored, layout, self._place)
                 return stored
         return self.tensors
 

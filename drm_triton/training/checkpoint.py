@@ -239,6 +239,20 @@ def _read_opened(
     return out
 
 
+def check_layout(tensors: dict[str, Tensor], layout: dict[str, Tensor], where: str | Path) -> None:
+    """Raise if tensors do not have the names, shapes and types of `layout`, whose content is not used."""
+    for name in [*layout, *tensors]:
+        found, wanted = (
+            f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if (x := group.get(name)) is not None else "none"
+            for group in (tensors, layout)
+        )
+        if found != wanted:
+            raise InputError(
+                f"{where} is damaged: of the tensor {name} it has {found}, but its options and its data need {wanted}; "
+                f"{ADVICE}"
+            )
+
+
 def _check_present(path: Path, names: Iterable[str], found: Iterable[str]) -> None:
     missing = {*names} - {*found}
     if missing:

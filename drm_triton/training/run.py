@@ -25,6 +25,7 @@ from drm_triton._version import __version__
 from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.prepare.inputs import printable
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, why_not
 from drm_triton.lock import Lock
@@ -74,41 +75,52 @@ class Run:
             shutil.copytree(folder / "last" / "data", folder / "best" / "data", copy_function=atomic.link_or_copy)
             atomic.write_text(folder / "env.json", json.dumps(described, indent=2) + "\n")
             atomic.write_text(folder / "config.toml", config.resolved().to_toml())
-        return cls(path, config, [], Lock(path, "run"))
+            lock = Lock(folder, "run")  # here, so that there is no moment without it
+        return cls(path, config, [], lock)
 
     @classmethod
     def open(
-        cls, path: str | Path, dataset: Dataset, config: Config, rows: dict[str, slice] | None = None
+        cls,
+        path: str | Path,
+        dataset: Dataset,
+        config: Config,
+        layout: dict[str, Tensor] | None = None,
+        rows: dict[str, slice] | None = None,
     ) -> tuple["Run", Stored | None]:
         """Open a run and read its last checkpoint: tensors and counters, or None if it stopped before the first one.
 
-        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml. Of the tensors,
-        `rows` are read if they are given, see `checkpoint.read_rows`.
+        `config` may differ from that of the run in the RESUMABLE options. It is written to config.toml. `layout` and
+        `rows`: see `last_checkpoint`.
         """
-        path = Path(path)
-        stored = type(config).from_toml(existing(path) / "config.toml").resolved()
-        config = config.resolved()
-        changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
-        check_resumable(path, config, changed)
-        dataset.verify()  # its checksum is compared
-        recorded = str(read_environment(path)["data"].get("checksum"))
-        if recorded != dataset.checksum:
-            raise InputError(
-                f"{path} was trained on other data than {dataset.path or 'the data set given'} "
-                f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
-            )
-        lock = Lock(path, "run")
+        path, config = existing(path), config.resolved()
+        lock = Lock(path, "run")  # before anything is read: another process may be replacing the run
         try:
+            stored = type(config).from_toml(path / "config.toml").resolved()
+            changed = [name for name in config.fields() if getattr(stored, name) != getattr(config, name)]
+            check_resumable(path, config, changed)
+            dataset.verify()  # its checksum is compared
+            recorded = str(read_environment(path)["data"].get("checksum"))
+            if recorded != dataset.checksum:
+                raise InputError(
+                    f"{path} was trained on other data than {dataset.path or 'the data set given'} "
+                    f"(checksum {recorded[:12]}, not {dataset.checksum[:12]}); prepare the same data or start a new run"
+                )
             if changed:
                 atomic.write_text(path / "config.toml", config.to_toml())
-            return cls._of_last_checkpoint(path, config, changed, lock, rows)
+            return cls._of_last_checkpoint(path, config, changed, lock, layout, rows)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def _of_last_checkpoint(
-        cls, path: Path, config: Config, changed: Sequence[str], lock: Lock, rows: dict[str, slice] | None
+        cls,
+        path: Path,
+        config: Config,
+        changed: Sequence[str],
+        lock: Lock,
+        layout: dict[str, Tensor] | None,
+        rows: dict[str, slice] | None,
     ) -> tuple["Run", Stored | None]:
         atomic.clean(path.resolve())
         atomic.clean_within(path)
@@ -116,7 +128,7 @@ class Run:
             checkpoint.remove_leftovers(path / which / checkpoint.FILE)
         if not (path / "last" / checkpoint.FILE).exists():
             return cls(path, config, [], lock), None
-        tensors, counters = last_checkpoint(path, rows)
+        tensors, counters = last_checkpoint(path, layout, rows)
         if counters.get("first_epoch") and config.epochs_matter and "stop_after" in changed:
             raise InputError(
                 f"{path}: a resumed update cannot change `stop_after`: the linear schedule of the learning rate "
@@ -137,12 +149,14 @@ class Run:
 
     def write_metrics(self) -> None:
         """Write metrics.jsonl and metrics.csv."""
+        self.lock.check(self.path)
         lines = "".join(json.dumps(record) + "\n" for record in self.records)
         atomic.write_text(self.path / "metrics.jsonl", lines)
         atomic.write_text(self.path / "metrics.csv", csv_text(self.records))
 
     def save(self, state: Progress, best: bool = False) -> None:
         """Write the state to last/, and also to best/ if it is the best so far."""
+        self.lock.check(self.path)
         also = self.path / "best" / checkpoint.FILE if best else None
         _write_state(self.path / "last" / checkpoint.FILE, self.config, state, also)
 
@@ -150,19 +164,32 @@ class Run:
         """Write curves.png."""
         from drm_triton.plots import learning_curves
 
+        self.lock.check(self.path)
         config, best = self.config, best_record(self.records, self.config.monitor).get("epoch")
         objective = f", objective {config.objective}" if isinstance(config, TrainConfig) else ""
-        title = f"{self.path.resolve().name}: model {config.model}{objective}"
+        title = f"{printable(self.path.resolve().name)}: model {config.model}{objective}"
         factors = {"drm": config.lam} if isinstance(config, TrainConfig) else {}
         atomic.write_file(
             self.path / "curves.png", lambda place: learning_curves(self.records, place, title, best, factors)
         )
 
 
-def last_checkpoint(path: Path, rows: dict[str, slice] | None = None) -> Stored:
-    """Read the last checkpoint of a run, all of it or some rows."""
+def last_checkpoint(
+    path: Path, layout: dict[str, Tensor] | None = None, rows: dict[str, slice] | None = None
+) -> Stored:
+    """Read the last checkpoint of a run.
+
+    Parameters
+    ----------
+    path : the run
+    layout : the tensors that it must have, see `Model.layout`; None if they are not known
+    rows : the rows to read, see `checkpoint.read_rows`; None for all
+    """
     file = path / "last" / checkpoint.FILE
     tensors, metadata = checkpoint.read_tensors(file) if rows is None else checkpoint.read_rows(file, rows)
+    if layout is not None:
+        wanted = layout if rows is None else {name: layout[name][own] for name, own in rows.items()}
+        checkpoint.check_layout(tensors, wanted, file)
     return tensors, checked_counters(metadata.get("training"), file)
 
 
@@ -200,7 +227,9 @@ def new_directory(path: str | Path) -> Path:
                 f"{path} already contains a run; resume it with `resume`, replace it with `overwrite`, or give another "
                 "`run`"
             )
-        Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
+        place = Path(os.path.realpath(path))
+        place.mkdir(parents=True, exist_ok=True)  # also where a link leads that leads nowhere
+        atomic.clean_fixed(place)
         if not atomic.is_empty(path):
             raise InputError(f"{path} exists and is not empty; give another `run`")
     except OSError as error:

@@ -75,6 +75,12 @@ class State(Progress):
         """Return the state that a checkpoint holds."""
         return cls(*(tensors[name] for name in TENSORS), **counters)
 
+    @staticmethod
+    def layout(n_users: int, n_items: int, d: int) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint without content."""
+        tables = [torch.empty(n, d, device="meta") for n in (n_users, n_items)]
+        return dict(zip(TENSORS, tables * 2, strict=True))
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tables and Adagrad's sums."""
         return {name: getattr(self, place) for name, place in TENSORS.items()}

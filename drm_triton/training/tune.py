@@ -170,13 +170,14 @@ class Study:
 
     def run(self, trials: int, seconds: float | None = None, reporter: Reporter = SILENT) -> None:
         """Run the unfinished trials up to `trials`. Start no trial after `seconds`."""
-        with Lock(self.path, "study"):
+        with Lock(self.path, "study") as lock:
+            self._open()  # another process may have replaced it since
             atomic.clean_within(self.path)
-            self.records = self._read()  # another process may have finished some since
+            self.records = self._read()  # or finished some trials
             self._write()  # a killed process may have written trials.jsonl only
-            self._run(trials, seconds, reporter)
+            self._run(trials, seconds, reporter, lock)
 
-    def _run(self, trials: int, seconds: float | None, reporter: Reporter) -> None:
+    def _run(self, trials: int, seconds: float | None, reporter: Reporter, lock: Lock) -> None:
         if next(self.remaining(trials), None) is None:
             return
         with announced_compilation(reporter), loading_kernels(reporter):
@@ -186,6 +187,9 @@ class Study:
             title = f"trial {number} ({number + 1}/{trials})"
             with reporter.step(title, self.config(point).epochs, "epochs") as step:
                 record = self.attempt(number, point, step.advance)
+                lock.check(self.path)
+                self.records.append(record)
+                self._write()
                 step.note(self.describe(record))
             options = ", ".join(f"{name} {record[name]}" for name in self.space if record[name] is not None)
             if options:
@@ -200,7 +204,7 @@ class Study:
             yield number, point
 
     def attempt(self, number: int, point: Point, on_epoch: Callable[[], object] | None = None) -> Record:
-        """Train, evaluate and record one trial. A trial that diverges or runs out of memory is recorded as failed."""
+        """Train and evaluate one trial. Return its record, which says so if it diverges or runs out of memory."""
         outcome: Record = {}
 
         def epoch_end(end: EpochEnd) -> None:
@@ -220,9 +224,7 @@ class Study:
         except (DrmError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory runs out
             outcome = {"status": "failed", "error": str(error)}
         seconds = round(time.perf_counter() - began, 3)
-        self.records.append({"number": number, "status": "done", **point, "seconds": seconds, **outcome})
-        self._write()
-        return self.records[-1]
+        return {"number": number, "status": "done", **point, "seconds": seconds, **outcome}
 
     def describe(self, record: Record) -> str:
         """Return one line about a finished trial: its metric, and the best so far."""

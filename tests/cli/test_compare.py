@@ -64,7 +64,7 @@ def test_a_comparison_at_work_is_not_overwritten(stored: Path, tmp_path: Path) -
     with Lock(tmp_path / "out", "comparison"):
         code, _, errors = call(*arguments, "--overwrite")
     assert code == 2
-    assert "another process works on this comparison" in errors
+    assert "another process works on this directory" in errors
     assert (tmp_path / "out" / "outcomes.jsonl").exists()
 
 

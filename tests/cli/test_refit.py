@@ -9,6 +9,7 @@ import pytest
 
 from drm_triton import DRM, Dataset
 from drm_triton.cli.output import note_if_held_out
+from drm_triton.lock import Lock
 from tests.conftest import call
 
 
@@ -37,6 +38,16 @@ def test_the_default_place_is_beside_the_run(run: Path, capsys: pytest.CaptureFi
     code, _, errors = call("refit", run, "-q", "--out", run, "--overwrite")
     assert code == 2
     assert "is the run itself" in errors
+
+
+def test_a_final_run_at_work_is_not_overwritten(run: Path, tmp_path: Path) -> None:
+    line = ("refit", run, "--out", tmp_path / "final", "-q", "--overwrite")
+    assert call(*line)[0] == 0
+    with Lock(tmp_path / "final", "run"):
+        code, _, errors = call(*line)
+    assert code == 2
+    assert "another process works on this directory" in errors
+    assert call(*line)[0] == 0
 
 
 def test_a_run_with_held_out_interactions_says_so_once_and_offers_nothing_owned(

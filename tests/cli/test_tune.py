@@ -11,6 +11,7 @@ import pytest
 
 from drm_triton import Dataset
 from drm_triton.config import TrainConfig
+from drm_triton.lock import Lock
 from drm_triton.training.tune import Study, tune
 from tests.conftest import call, run_python
 
@@ -68,6 +69,16 @@ def test_overwrite_discards_the_trials(stored: Path, tmp_path: Path) -> None:
     assert code == 2
     assert "was not made by this program" in errors
     assert (tmp_path / "mine" / "file").exists()
+
+
+def test_a_study_at_work_is_not_overwritten(stored: Path, tmp_path: Path) -> None:
+    line = ["tune", stored, "--out", tmp_path / "study", "--trials", 1, "--factors", 4, "--epochs", 1, "--quiet"]
+    assert call(*line)[0] == 0
+    with Lock(tmp_path / "study", "study"):
+        code, _, errors = call(*line, "--overwrite")
+    assert code == 2
+    assert "another process works on this directory" in errors
+    assert len(trials(tmp_path / "study")) == 1
 
 
 def test_help_shows_what_stands_in_brackets() -> None:

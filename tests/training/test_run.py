@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -24,7 +25,7 @@ from drm_triton.errors import DrmError, InputError
 from drm_triton.names import BackendChoice
 from drm_triton.training.checkpoint import FILE, read_tensors, write_tensors
 from drm_triton.training.run import Run, environment, read_metrics
-from drm_triton.training.state import State
+from drm_triton.training.state import EpochEnd, State
 from tests.conftest import HANG, call, run_python
 
 pytestmark = pytest.mark.usefixtures("no_curves")  # `whole`, which is made before that, has them
@@ -416,6 +417,11 @@ def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any
     write_tensors(file, found, metadata)
 
 
+def narrow(tensors: dict[str, torch.Tensor], width: int) -> None:
+    """Cut all rows to `width` factors."""
+    tensors.update({name: table[:, :width].clone() for name, table in tensors.items()})
+
+
 def flip(file: Path, position: int) -> None:
     content = bytearray(file.read_bytes())
     content[position] ^= 1
@@ -443,9 +449,11 @@ def test_every_flipped_bit_of_a_model_is_noticed(whole: Path, tmp_path: Path) ->
         (lambda tensors, metadata: metadata.update(model=["drm"]), "model in its metadata is"),
         (lambda tensors, metadata: metadata.update(config={"factors": "eight"}), "'factors' must be int"),
         (lambda tensors, metadata: metadata.pop("config"), "metadata is damaged"),
-        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"][0]), "factors of"),
-        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"].long()), "float32"),
-        (lambda tensors, metadata: tensors.update(item_factors=tensors["item_factors"][:, :4]), "as many columns"),
+        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"][0]), r"float32 \[8\], but"),
+        (lambda tensors, metadata: tensors.update(user_factors=tensors["user_factors"].long()), "has int64"),
+        (lambda tensors, metadata: tensors.update(item_factors=tensors["item_factors"][:, :4]), r"\[200, 4\], but"),
+        (lambda tensors, metadata: narrow(tensors, 4), r"user_factors it has float32 \[300, 4\], but"),
+        (lambda tensors, metadata: narrow(tensors, 0), r"user_factors it has float32 \[300, 0\], but"),
     ],
 )
 def test_a_model_file_with_wrong_types_is_refused(
@@ -469,6 +477,30 @@ def test_counters_of_wrong_types_are_refused(
         DRM(**OPTIONS).fit(data, run=run, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("item_state"), r"item_state it has none, but .* need float32 \[200, 8\]"),
+        (lambda tensors: narrow(tensors, 4), r"user_factors it has float32 \[300, 4\], but .* need float32 \[300, 8\]"),
+        (lambda tensors: tensors.update(user_state=tensors["user_state"].double()), "user_state it has float64"),
+        (
+            lambda tensors: tensors.update(user_state=tensors["user_state"][:9].clone()),
+            r"user_state it has .* \[9, 8\]",
+        ),
+        (lambda tensors: tensors.update(other=torch.zeros(1)), r"other it has float32 \[1\], but .* need none"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_options_are_not_resumed(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, stored: Path, whole: Path, tmp_path: Path
+) -> None:
+    """With a valid checksum."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    rewrite(run / "last" / FILE, lambda tensors, metadata: change(tensors))
+    code, _, errors = call("train", "--resume", run, "-d", stored, "-q")
+    assert code == 2
+    assert re.search(message, " ".join(errors.split()))
+
+
 def test_two_processes_cannot_resume_one_run(stored: Path, data: Dataset, whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     held, _ = Run.open(run, data, TrainConfig.from_toml(run / "config.toml"))
@@ -477,6 +509,46 @@ def test_two_processes_cannot_resume_one_run(stored: Path, data: Dataset, whole:
     assert "another process works on this run" in errors
     held.lock.release()
     assert call("train", "--resume", run, "-d", stored)[0] == 0
+
+
+def test_a_run_at_work_is_not_overwritten(stored: Path, data: Dataset, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    before = (run / "config.toml").read_text()
+    line = ("train", stored, "--run", run, "--overwrite", "--epochs", 1, "--factors", 4, "-q")
+    held, _ = Run.open(run, data, TrainConfig.from_toml(run / "config.toml"))
+    code, _, errors = call(*line)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "another process works on this directory" in errors
+    assert (run / "config.toml").read_text() == before
+    assert os.listdir(tmp_path) == ["run"]
+    held.write_metrics()  # it is still its own
+    held.lock.release()
+    assert call(*line)[0] == 0
+    assert "factors = 4" in (run / "config.toml").read_text()
+
+
+def test_a_new_run_is_locked_as_soon_as_it_exists(data: Dataset, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", TrainConfig(), data, data.train)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"already contains a run|another process works on"):
+            Run.create(tmp_path / "run", TrainConfig(), data, data.train, overwrite)
+    with pytest.raises(InputError, match="another process works on this run"):
+        Run.open(tmp_path / "run", data, TrainConfig())
+    run.write_metrics()
+
+
+def test_a_run_that_was_replaced_stops_its_training(data: Dataset, whole: Path, tmp_path: Path) -> None:
+    """As on a file system without locks, or by hand."""
+    run = tmp_path / "run"
+
+    def replace(end: EpochEnd) -> None:
+        run.rename(tmp_path / "old")
+        shutil.copytree(whole, run)
+
+    with pytest.raises(DrmError, match="run was moved, removed or replaced while this process worked on it"):
+        DRM(**OPTIONS).fit(data, run=run, callbacks=[replace])
+    assert_same_run(run, whole)
+    assert not (tmp_path / "old" / "metrics.jsonl").exists()
 
 
 def test_a_damaged_run_can_be_opened_again_after_the_error(data: Dataset, whole: Path, tmp_path: Path) -> None:
@@ -502,6 +574,17 @@ def test_resuming_recomputes_the_checksum_of_the_data(stored: Path, whole: Path,
     with pytest.raises(InputError, match="is damaged"):
         DRM(**OPTIONS).fit(data, run=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_in_a_mount_point_where_another_was_killed(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (run / ".run.0123abcd.partial" / "last").mkdir(parents=True)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == run)
+    DRM(**{**OPTIONS, "epochs": 1}).fit(data, run=run)
+    assert (run / "best" / FILE).exists()
+    assert not list(run.glob("*.partial"))
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling"])

@@ -13,7 +13,7 @@ import pytest
 
 from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
-from drm_triton.errors import InputError
+from drm_triton.errors import DrmError, InputError
 from drm_triton.lock import Lock
 from drm_triton.training.tune import Study, draws, tune
 
@@ -143,6 +143,25 @@ def test_two_processes_cannot_work_on_one_study(six: Study, data: Dataset, tmp_p
     (tmp_path / "trials.jsonl").write_bytes((six.path / "trials.jsonl").read_bytes())  # by another process
     study.run(6)
     assert lines(tmp_path) == lines(six.path)
+
+
+def test_a_study_that_was_replaced_is_left_alone(data: Dataset, tmp_path: Path) -> None:
+    place = tmp_path / "study"
+    first = Study(place, data, FEW, TINY)
+    place.rename(tmp_path / "old")
+    second = Study(place, data, FEW, {**TINY, "seed": 9})
+    with pytest.raises(InputError, match="holds a study with seed 9"):
+        first.run(1)
+
+    def replaced(number: int, point: dict[str, Any], on_epoch: object) -> dict[str, Any]:
+        place.rename(tmp_path / "older")
+        Study(place, data, FEW, TINY)
+        return {}
+
+    second.attempt = replaced  # type: ignore[method-assign, assignment]
+    with pytest.raises(DrmError, match="study was moved, removed or replaced"):
+        second.run(1)
+    assert not (place / "trials.jsonl").exists()
 
 
 def test_a_study_removes_what_a_killed_process_left(six: Study, data: Dataset) -> None:

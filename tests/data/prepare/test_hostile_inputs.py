@@ -76,6 +76,17 @@ def test_names_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
 
 
 @NEEDS_BYTES
+def test_a_run_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    """The title of its curves has the name."""
+    data, run = (tmp_path / os.fsdecode(name) for name in (b"data\xff", b"run\xff9"))
+    Dataset.from_csr(([0, 2, 3], [0, 1, 1]), n_items=3).save(data)
+    code, _, err = call("train", data, "--model", "popularity", "--run", run, "-q")
+    assert code == 0, err
+    assert (run / "curves.png").exists()
+    assert call("train", "--resume", run, "-q")[0] == 0
+
+
+@NEEDS_BYTES
 @pytest.mark.parametrize("option", ["--user", "--separator", "--encoding", "--columns", "--titles", "--rating"])
 def test_arguments_that_are_not_utf8(tmp_path: Path, option: str) -> None:
     (tmp_path / "a.csv").write_text("user,item\n1,2\n")
