@@ -13,16 +13,16 @@ from drm_triton.base_config import Config
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import is_pandas
-from drm_triton.data.unite import united
+from drm_triton.data.unite import has_all, united
 from drm_triton.errors import InputError
-from drm_triton.progress import Reporter
+from drm_triton.progress import SILENT, Reporter, counted
 from drm_triton.recommender.model import Model, Tensors
 from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
 from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.run import Run, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
-from drm_triton.training.warm_start import Known, WarmStart, update_epochs, warn_of_leaks
+from drm_triton.training.warm_start import Known, WarmStart, check_related, update_epochs, warn_of_leaks
 
 Interactions = Any  # a Dataset, a polars or pandas frame, or a scipy sparse matrix
 
@@ -89,9 +89,9 @@ class TrainableModel(Model[C]):
         Parameters
         ----------
         interactions : Dataset, polars or pandas DataFrame, or scipy sparse matrix
-            Of a `Dataset`, which holds old and new interactions, the model learns from the part that `fit_on` names.
-            Its codes may differ from those of the model. A table or a matrix has new interactions only. They join those
-            that the model keeps, and the model learns from all of them, also from those that were held out.
+            New interactions, with or without the old ones. They join those that the model keeps, of every part. What a
+            `Dataset` holds out stays held out, even if the model has learned from it. A table or a matrix holds nothing
+            out.
         epochs : int, optional
             Number of epochs, at most those of the training. They count as the last ones of the training. Default: 15 %
             of the training.
@@ -108,15 +108,36 @@ class TrainableModel(Model[C]):
         >>> sorted(model.recommend(["dora"])["item"])
         ['y', 'z']
         """
-        if not isinstance(interactions, Dataset):
-            if self.config.weighted:
-                raise InputError(
-                    f"{type(self).__name__}.partial_fit: a model keeps no weights of interactions; give a Dataset with "
-                    "the old and the new interactions"
-                )
-            interactions = united(self.interactions, Dataset.of(interactions))
+        reporter = reporter or Reporter.wanted(progress)
+        dataset = self.with_kept(interactions, reporter)
         n_epochs = update_epochs(self.config, epochs)
-        return self._fit(interactions, n_epochs, callbacks, run, False, on_batch, reporter, progress, overwrite)
+        return self._fit(dataset, n_epochs, callbacks, run, False, on_batch, reporter, progress, overwrite)
+
+    def with_kept(self, interactions: Interactions, reporter: Reporter = SILENT) -> Dataset:
+        """Return the data set that `partial_fit` trains on: new interactions, and those that the model keeps.
+
+        A data set that has all of these is returned as it is.
+
+        Parameters
+        ----------
+        interactions : see `partial_fit`
+        reporter : is told what was joined
+        """
+        whole, new = isinstance(interactions, Dataset), Dataset.of(interactions)
+        if whole:
+            check_related(self.interactions, new)
+        both = united(self.interactions, new)
+        if whole and has_all(new, both):
+            return new
+        if self.config.weighted:
+            raise InputError(
+                f"{type(self).__name__}.partial_fit: a model keeps no weights of interactions; give a Dataset with "
+                "the old and the new interactions"
+            )
+        users, kept = both.n_users - new.n_users, both.n_interactions - new.n_interactions
+        reporter.line(f"{counted(users, 'user')} and {counted(kept, 'interaction')} of the old model are kept")
+        # In the form in which a run stores it, so that the run has its data set.
+        return interactions_only(both, interactions_to_fit(both, self.config), self.config.fit_parts)
 
     def _fit(
         self: R,

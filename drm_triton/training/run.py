@@ -24,6 +24,7 @@ from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
+from drm_triton.data import store
 from drm_triton.data.dataset import CSR, Dataset
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, why_not
@@ -239,16 +240,28 @@ def checkpoint_directory(path: str | Path) -> Path:
 
 
 def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
-    """Load the data set of a run: from `given`, or else from the path that the run recorded."""
+    """Load the data set of a run: from `given`, or else from where the run has it."""
     path = Path(path)
     if given is not None:
         return Dataset.load(given)
     for place in (path, path.parent):  # a run, or a checkpoint inside one
         if (place / "env.json").exists():
-            stored = read_environment(place)["data"].get("path")
+            stored = dataset_path(place, read_environment(place))
             if stored is not None:
                 return Dataset.load(stored)
     raise InputError(f"{path} does not record where its data set is; give `dataset`")
+
+
+def dataset_path(run: Path, environment: dict[str, Any]) -> Path | None:
+    """Return where the data set of a run is: as recorded, or in the run itself if it was not stored before.
+
+    None if it is nowhere, because it had weights, which a run does not keep.
+    """
+    data = environment["data"]
+    if data.get("path") is not None:
+        return Path(data["path"])
+    own = run / "last" / "data"
+    return own if store.read_meta(own).get("checksum") == data.get("checksum") else None
 
 
 def read_environment(path: str | Path) -> dict[str, Any]:
