@@ -442,7 +442,11 @@ class Dataset:
             skip_bad_rows=skip_bad_rows or None,
         )
         options = BuildOptions(min_rating, min_user, min_item, split, ratios, seed)
-        return build(read_frame(frame, file_format), options)
+        data = build(read_frame(frame, file_format), options)
+        weights = None if event_weight is None else dict(event_weight)
+        reading = {"user": user, "item": item, "rating": rating, "event": event, "event_weight": weights}
+        data.meta["reading"] = {name: value for name, value in reading.items() if value is not None}
+        return data
 
     @classmethod
     def from_csr(

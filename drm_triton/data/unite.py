@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import lookup
+from drm_triton.data.new_rows import filters_of
 from drm_triton.errors import InputError
 from drm_triton.names import SPLIT_PARTS
 
@@ -21,7 +22,7 @@ def united(old: Dataset, new: Dataset) -> Dataset:
     the other data set has as an interaction.
 
     Users and items of `old` keep their codes, and new ones follow. Where both have a title or an attribute, that of
-    `new` holds.
+    `new` holds. The filters of `old` stay for rows that follow.
 
     Examples
     --------
@@ -45,7 +46,8 @@ def united(old: Dataset, new: Dataset) -> Dataset:
     dropped = before.union(recoded(new.dropped).minus(before))
     for part in (train, valid, test):
         dropped = dropped.minus(part)
-    data = Dataset(train, valid, test, users, items, {"source": "update"}, dropped=dropped)
+    meta = {"source": "update", "filters": filters_of(old.meta) or filters_of(new.meta)}
+    data = Dataset(train, valid, test, users, items, meta, dropped=dropped)
     types = pl.Schema({"user": users["id"].dtype, "item": items["id"].dtype})
     elsewhere = [
         one.dropped_elsewhere.cast(types, strict=False).drop_nulls()

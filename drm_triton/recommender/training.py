@@ -13,6 +13,7 @@ from drm_triton.base_config import Config
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.frames import is_pandas
+from drm_triton.data.new_rows import filters_of, new_rows
 from drm_triton.data.unite import has_all, united
 from drm_triton.errors import InputError
 from drm_triton.progress import SILENT, Reporter, counted
@@ -91,7 +92,7 @@ class TrainableModel(Model[C]):
         interactions : Dataset, polars or pandas DataFrame, or scipy sparse matrix
             New interactions, with or without the old ones. They join those that the model keeps, of every part. What a
             `Dataset` holds out stays held out, even if the model has learned from it. A table or a matrix holds nothing
-            out.
+            out. `min_rating` and `event_weight` of the training also hold for the rows of a table.
         epochs : int, optional
             Number of epochs, at most those of the training. They count as the last ones of the training. Default: 15 %
             of the training.
@@ -123,7 +124,7 @@ class TrainableModel(Model[C]):
         interactions : see `partial_fit`
         reporter : is told what was joined
         """
-        whole, new = isinstance(interactions, Dataset), Dataset.of(interactions)
+        whole, new = isinstance(interactions, Dataset), new_rows(interactions, filters_of(self.interactions.meta))
         if whole:
             check_related(self.interactions, new)
         both = united(self.interactions, new)

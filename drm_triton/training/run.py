@@ -26,6 +26,7 @@ from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
 from drm_triton.data import store
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.new_rows import filters_of
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, why_not
 from drm_triton.lock import Lock
@@ -180,14 +181,13 @@ def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("t
     """Return the data set that a model keeps: without weights, and with the ids of the original.
 
     Its `train` part is what the model was fit on. The parts that it was not fit on and the dropped pairs stay, because
-    a user has these items too, so they are never recommended.
+    a user has these items too, so they are never recommended. The filters stay for rows that follow.
     """
     valid, test = (
         CSR.empty(fit.shape) if name in fit_parts else getattr(dataset, name).unweighted() for name in ("valid", "test")
     )
-    kept = Dataset(
-        fit.unweighted(), valid, test, dataset.users, dataset.items, {"source": "model"}, dropped=dataset.dropped
-    )
+    meta = {"source": "model", "filters": filters_of(dataset.meta)}
+    kept = Dataset(fit.unweighted(), valid, test, dataset.users, dataset.items, meta, dropped=dataset.dropped)
     kept.dropped_elsewhere = dataset.dropped_elsewhere
     return kept
 
