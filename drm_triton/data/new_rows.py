@@ -8,6 +8,7 @@ import polars as pl
 
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
+from drm_triton.data.frames import is_pandas
 from drm_triton.errors import InputError
 
 COLUMNS = ("user", "item", "rating", "event")  # roles of columns, see `Dataset.from_frame`
@@ -81,4 +82,5 @@ def _filtered(frame: Any, filters: dict[str, Any]) -> Dataset:
         data = Dataset(nothing, nothing, nothing, users, items)
     else:
         data = Dataset.of(kept.select(IDS))
+    data.is_pandas = is_pandas(frame)
     return data.with_dropped(pl.concat([dropped, low]))

@@ -48,6 +48,7 @@ def united(old: Dataset, new: Dataset) -> Dataset:
         dropped = dropped.minus(part)
     meta = {"source": "update", "filters": filters_of(old.meta) or filters_of(new.meta)}
     data = Dataset(train, valid, test, users, items, meta, dropped=dropped)
+    data.is_pandas = new.is_pandas
     types = pl.Schema({"user": users["id"].dtype, "item": items["id"].dtype})
     elsewhere = [
         one.dropped_elsewhere.cast(types, strict=False).drop_nulls()

@@ -57,7 +57,6 @@ class Model(ABC, Generic[C]):
         self._tensors: Tensors | None = None  # what was learned
         self._interactions: Dataset | None = None
         self._epoch: int | None = None
-        self._pandas = False  # whether it was fitted on a pandas frame
         self._place: Path | None = None  # the directory that the model was loaded from
 
     def __repr__(self) -> str:
@@ -262,8 +261,8 @@ class Model(ABC, Generic[C]):
     # -- internal ------------------------------------------------------------------------------------------------
 
     def _as_given(self, frame: pl.DataFrame, argument: object) -> pl.DataFrame:
-        """Return a result as a pandas frame if the caller uses pandas."""
-        if self._pandas or is_pandas(argument):
+        """Return a result as a pandas frame if the model last learned from one, or if the caller gives one."""
+        if self.interactions.is_pandas or is_pandas(argument):
             converted: Any = to_pandas(frame)
             return converted  # type: ignore[no-any-return]  # the annotation serves those who use polars
         return frame

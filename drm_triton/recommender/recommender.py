@@ -92,7 +92,7 @@ class Recommender(TrainableModel[C]):
             Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. If the
             model has cold items or users, column cold is true where the item or the user has no interactions, so that
             the score is predicted from attributes. Items without training interactions that are not cold come last. It
-            is a pandas frame if the model was fitted on one, or if `users` is a pandas object.
+            is a pandas frame if the model last learned from one, or if `users` is a pandas object.
 
         Warns
         -----

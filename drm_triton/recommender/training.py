@@ -12,7 +12,6 @@ import torch
 from drm_triton.base_config import Config
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.data.frames import is_pandas
 from drm_triton.data.new_rows import filters_of, new_rows
 from drm_triton.data.unite import has_all, united
 from drm_triton.errors import InputError
@@ -67,7 +66,6 @@ class TrainableModel(Model[C]):
         """
         if resume and run is None:
             raise InputError(f"{type(self).__name__}.fit: `resume` needs `run`, the directory of the run to continue")
-        self._pandas = is_pandas(dataset)
         dataset = Dataset.of(dataset, weighted=self.config.weighted)
         return self._fit(dataset, None, callbacks, run, resume, on_batch, reporter, progress, overwrite)
 
@@ -175,7 +173,9 @@ class TrainableModel(Model[C]):
                 if state.position:  # stopped within an epoch
                     keeper.save(state)
                 keeper.draw_curves()
-                return self._become(type(self).load(keeper.path))
+                self._become(type(self).load(keeper.path))
+                self.interactions.is_pandas = dataset.is_pandas  # which files do not say
+                return self
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
         self._epoch, self._place = keeper.epoch or state.epoch, None
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)

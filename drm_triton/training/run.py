@@ -188,7 +188,7 @@ def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("t
     )
     meta = {"source": "model", "filters": filters_of(dataset.meta)}
     kept = Dataset(fit.unweighted(), valid, test, dataset.users, dataset.items, meta, dropped=dataset.dropped)
-    kept.dropped_elsewhere = dataset.dropped_elsewhere
+    kept.dropped_elsewhere, kept.is_pandas = dataset.dropped_elsewhere, dataset.is_pandas
     return kept
 
 
