@@ -83,7 +83,8 @@ class TrainableModel(Model[C]):
         """Update this model with new interactions, users and items: train on from what it has learned.
 
         Known users and items start from their vectors, new ones are folded in, and a few epochs on all interactions
-        follow; docs/updating.md has the details. A model without vectors of users and items is trained anew.
+        follow; docs/updating.md has the details. A model without vectors of users and items is trained anew. A model
+        that has learned nothing yet is fitted, with all its epochs.
 
         Parameters
         ----------
@@ -107,6 +108,8 @@ class TrainableModel(Model[C]):
         >>> sorted(model.recommend(["dora"])["item"])
         ['y', 'z']
         """
+        if self._tensors is None:
+            return self.fit(interactions, callbacks, run, False, on_batch, reporter, progress, overwrite)
         reporter = reporter or Reporter.wanted(progress)
         dataset = self.with_kept(interactions, reporter)
         n_epochs = update_epochs(self.config, epochs)
@@ -177,7 +180,7 @@ class TrainableModel(Model[C]):
                 self.interactions.is_pandas = dataset.is_pandas  # which files do not say
                 return self
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
-        self._epoch, self._place = keeper.epoch or state.epoch, None
+        self._epoch, self._place, self._fitted_config = keeper.epoch or state.epoch, None, self.config
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
         return self
 
@@ -222,7 +225,8 @@ class TrainableModel(Model[C]):
     ) -> R:
         """Return the final model: the same options and the same number of epochs, trained on all interactions.
 
-        The number of epochs is that after which this model was the best on the validation part.
+        The options are those with which this model was fitted, even if `set_params` has changed them. The number of
+        epochs is that after which this model was the best on the validation part.
 
         Parameters
         ----------
@@ -243,7 +247,7 @@ class TrainableModel(Model[C]):
         """
         kept = self.interactions
         if dataset is None:
-            if self.config.weighted:
+            if self.fitted_config.weighted:
                 raise InputError(
                     f"{type(self).__name__}.refit: a model keeps no weights of interactions; give the data set that it "
                     "was trained on as `dataset`"
@@ -255,9 +259,9 @@ class TrainableModel(Model[C]):
 
     def untrained_final(self: R) -> R:
         """Return the model that `refit` trains, untrained."""
-        if self.config.fit_on == "all":
+        if self.fitted_config.fit_on == "all":
             raise InputError("refit: the model has learned from all interactions already")
-        return type(self)(self.config.on_all_interactions(self._epoch))
+        return type(self)(self.fitted_config.on_all_interactions(self._epoch))
 
 
 class _Best:

@@ -234,6 +234,11 @@ def test_a_frame_of_new_interactions_joins_those_of_the_model(old: pl.DataFrame,
     assert int(best.filter(pl.col("user") == "u58", pl.col("rank") == 1)["item"][0][1:]) % 4 == 58 % 4
 
 
+def test_a_first_partial_fit_is_a_fit(old: pl.DataFrame) -> None:
+    first, fitted = DRM(**OPTIONS).partial_fit(old), DRM(**OPTIONS).fit(old)
+    assert torch.equal(first.item_factors, fitted.item_factors)
+
+
 def test_a_data_set_of_new_interactions_joins_those_of_the_model(
     run: Path, old: pl.DataFrame, new: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
