@@ -175,7 +175,7 @@ def _update(
     reporter.line(f"{source.config.model} from {from_run} on {sizes_of(data)}")
     reporter.line(f"run directory {place}")
     if dry_run:
-        _print_plan(data, source, as_json)
+        _print_plan(source.with_kept(data), source, as_json)
         return
     show_training(
         lambda callbacks, on_batch: source.partial_fit(

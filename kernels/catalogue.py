@@ -27,7 +27,7 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels.checks import check_catalogue
 from drm_triton.kernels.precision import widened
-from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
+from drm_triton.kernels.protocol import NOTHING_TO_TRAIN_ON, CatalogueBatch, CatalogueGradients, Objective, Pool
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
@@ -161,7 +161,7 @@ class CataloguePlan:
         self.weights, self.prior, self.device = weights, prior, device or torch.device("cpu")
         self._order: tuple[int, Tensor] | None = None
         if self.n_lists == 0:
-            raise InputError("CataloguePlan: no user has both a positive and a negative item, nothing to train on")
+            raise InputError(NOTHING_TO_TRAIN_ON)
 
     @cached_property
     def eligible_users(self) -> Tensor:

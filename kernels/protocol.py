@@ -29,6 +29,11 @@ from drm_triton.kernels.devices import to_device
 from drm_triton.kernels.precision import arithmetic
 from drm_triton.names import LOSSES, MAX_INT32, MAX_SEED, BackendName, Score, UserSampling, Weight
 
+NOTHING_TO_TRAIN_ON = (
+    "there is nothing to train on: no user has both a positive and a negative item; give interactions of more users "
+    "and items"
+)
+
 ADAGRAD_EPS = 1e-10
 # T - log n of the active items of a list (docs/objective.md); n exp(-T) is below the rounding of one operation.
 FLOAT32_MARGIN, FLOAT64_MARGIN = 20.0, 40.0
@@ -154,7 +159,7 @@ class ListPlan:
         for name in ("indptr", "indices"):  # kernels address them by position
             object.__setattr__(self, name, getattr(self, name).contiguous())
         if self.n_lists == 0:
-            raise InputError("ListPlan: no user has both a positive and a negative item, nothing to train on")
+            raise InputError(NOTHING_TO_TRAIN_ON)
 
     def holding(self, indices: Tensor, begin: Tensor) -> "ListPlan":
         """Return the same plan with the items of some users only: what follows from `indptr` is not computed again."""

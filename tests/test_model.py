@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import pydoc
 import re
+import warnings
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,7 +15,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from drm_triton import DRM, Dataset, TrainConfig
-from drm_triton.errors import InputError
+from drm_triton.errors import HeldOutWarning, InputError
 from drm_triton.kernels.cpu.runtime.threads import n_threads, set_threads
 from drm_triton.options import choices, declaration
 
@@ -185,3 +186,27 @@ def test_frames_are_histories() -> None:
     popular: Any = fitted.recommend(["z"], k=1, unknown="popular")
     assert popular["score"].isna().all()
     assert isinstance(fitted.similar_items(["x"], k=1), pandas.DataFrame)
+
+
+def test_results_are_pandas_frames_if_the_model_last_learned_from_one(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    ours = pl.DataFrame({"user": ["a", "a", "b", "b"], "item": ["x", "y", "x", "z"]})
+    theirs = pandas.DataFrame(ours.to_dict(as_series=False))
+
+    def gives_pandas(model: DRM) -> bool:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HeldOutWarning)
+            return isinstance(model.recommend(["a"]), pandas.DataFrame)
+
+    assert gives_pandas(DRM(factors=2, epochs=1).fit(theirs, run=tmp_path / "run"))
+    model = DRM(factors=2, epochs=1).fit(Dataset.from_frame(theirs, ratios=(0.5, 0.25, 0.25)))
+    assert gives_pandas(model)
+    assert gives_pandas(model.refit())
+    attributes = pl.DataFrame({"item": ["x"], "price": [1]})
+    assert gives_pandas(DRM(factors=2, epochs=1).fit(Dataset.from_frame(theirs).with_attributes(attributes)))
+    model.save(tmp_path / "model")
+    model = DRM.load(tmp_path / "model")
+    assert not gives_pandas(model)
+    assert gives_pandas(model.partial_fit(theirs))
+    assert gives_pandas(model.partial_fit(Dataset.from_frame(theirs.head(1), ratios=(1, 0, 0))))
+    assert not gives_pandas(model.partial_fit(ours))

@@ -96,6 +96,21 @@ def test_refit_trains_the_same_options_on_all_interactions_until_the_best_epoch(
         model.refit(small_data(seed=1))
 
 
+def test_refit_save_and_evaluate_take_the_options_of_the_training(tmp_path: Path) -> None:
+    data = small_data()
+    model = DRM(factors=8, epochs=5).fit(data)
+    expected, means = model.refit(), model.evaluate(data).means
+    model.set_params(factors=4, epochs=2, fit_on="all")
+    final = model.refit()
+    assert final.config == expected.config
+    assert torch.equal(final.item_factors, expected.item_factors)
+    assert model.evaluate(data).means == means
+    model.save(tmp_path / "model")
+    loaded = DRM.load(tmp_path / "model")
+    assert (loaded.config.factors, loaded.config.epochs, loaded.config.fit_on) == (8, 5, "train")
+    assert model.fit(data).fitted_config == model.config
+
+
 def test_a_stopped_refit_resumes_to_the_same_bits(tmp_path: Path) -> None:
     data = small_data()
     model = DRM(factors=8, epochs=6, stop_after=3, eval_every=0).fit(data)

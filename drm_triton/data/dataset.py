@@ -17,7 +17,7 @@ from drm_triton.data import attributes, store, verify
 from drm_triton.data.checksums import content_checksum, matrix_checksum, rows_checksum, text_checksum
 from drm_triton.data.csr import CSR, columns_of
 from drm_triton.data.dropped import elsewhere_problem, encode_dropped, removed_users
-from drm_triton.data.frames import from_pandas
+from drm_triton.data.frames import from_pandas, is_pandas
 from drm_triton.data.ids import encode, given_ids
 from drm_triton.data.split import PAPER_RATIOS
 from drm_triton.errors import InputError, warn
@@ -67,6 +67,7 @@ class Dataset:
         self.meta = meta or {}
         self.path = path
         self.is_part = False  # whether there are more users, see `of_users`
+        self.is_pandas = False  # whether it was made from a pandas frame, as the results of models then are
 
     def __repr__(self) -> str:
         shown = (*SPLIT_PARTS, "dropped") if self.dropped.nnz else SPLIT_PARTS
@@ -172,6 +173,7 @@ class Dataset:
         train, valid, test = (getattr(self, name).extended((len(all_users), len(all_items))) for name in SPLIT_PARTS)
         meta = {name: value for name, value in self.meta.items() if name not in ("checksum", *_DROPPED)}
         data = Dataset(train, valid, test, all_users, all_items, meta, dropped=self.dropped.extended(train.shape))
+        data.is_pandas = self.is_pandas
         return data if self.dropped_elsewhere is None else data.with_dropped(self.dropped_elsewhere)
 
     def with_dropped(self, rows: pl.DataFrame) -> Dataset:
@@ -183,6 +185,7 @@ class Dataset:
         meta = {name: value for name, value in self.meta.items() if name not in _DROPPED}
         data = Dataset(self.train, self.valid, self.test, self.users, self.items, meta, dropped=dropped)
         data.dropped_elsewhere = elsewhere if len(elsewhere) else None
+        data.is_pandas = self.is_pandas
         return data
 
     def of_users(self, users: range) -> Dataset:
@@ -442,7 +445,12 @@ class Dataset:
             skip_bad_rows=skip_bad_rows or None,
         )
         options = BuildOptions(min_rating, min_user, min_item, split, ratios, seed)
-        return build(read_frame(frame, file_format), options)
+        data = build(read_frame(frame, file_format), options)
+        weights = None if event_weight is None else dict(event_weight)
+        reading = {"user": user, "item": item, "rating": rating, "event": event, "event_weight": weights}
+        data.meta["reading"] = {name: value for name, value in reading.items() if value is not None}
+        data.is_pandas = is_pandas(frame)
+        return data
 
     @classmethod
     def from_csr(

@@ -43,6 +43,8 @@ KINDS = {
     "dropped": dict,
     ELSEWHERE: dict,
     "options": dict,
+    "reading": dict,
+    "filters": dict,
     "steps": list,
 }  # of entries of meta.json, if present
 

@@ -9,15 +9,20 @@ from numpy.typing import NDArray
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.ids import lookup
+from drm_triton.data.new_rows import filters_of
 from drm_triton.errors import InputError
+from drm_triton.names import SPLIT_PARTS
 
 
 def united(old: Dataset, new: Dataset) -> Dataset:
-    """Return all interactions of both data sets, of every part, as the part `train`. Weights are left out.
+    """Return the interactions of both data sets. Weights are left out.
 
-    Dropped pairs of both stay dropped, except those that the other data set has as an interaction.
+    The split of `new` holds: what it holds out stays held out, also if `old` has it in another part. All other
+    interactions of `old`, of every part, join the part `train`. Dropped pairs of both stay dropped, except those that
+    the other data set has as an interaction.
 
-    Users and items of `old` keep their codes, and new ones follow.
+    Users and items of `old` keep their codes, and new ones follow. Where both have a title or an attribute, that of
+    `new` holds. The filters of `old` stay for rows that follow.
 
     Examples
     --------
@@ -31,16 +36,19 @@ def united(old: Dataset, new: Dataset) -> Dataset:
     items, columns = _joined(old.items, new.items, "item")
     shape = len(users), len(items)
 
-    def both(before: CSR, added: CSR) -> CSR:
-        keys = [
-            _rows(before) * shape[1] + before.indices,
-            rows[_rows(added)] * shape[1] + columns[added.indices],
-        ]
-        return CSR.from_keys(np.unique(np.concatenate(keys)), shape)
+    def recoded(matrix: CSR) -> CSR:
+        users = np.repeat(np.arange(matrix.shape[0]), matrix.degrees())
+        return CSR.from_keys(np.unique(rows[users] * shape[1] + columns[matrix.indices]), shape)
 
-    train, empty = both(old.liked, new.liked), CSR.empty(shape)
-    dropped = both(old.dropped, new.dropped).minus(train)
-    data = Dataset(train, empty, empty, users, items, {"source": "update"}, dropped=dropped)
+    train, valid, test = (recoded(getattr(new, part)) for part in SPLIT_PARTS)
+    train = train.union(old.liked.extended(shape).minus(train).minus(valid).minus(test))
+    before = old.dropped.extended(shape)
+    dropped = before.union(recoded(new.dropped).minus(before))
+    for part in (train, valid, test):
+        dropped = dropped.minus(part)
+    meta = {"source": "update", "filters": filters_of(old.meta) or filters_of(new.meta)}
+    data = Dataset(train, valid, test, users, items, meta, dropped=dropped)
+    data.is_pandas = new.is_pandas
     types = pl.Schema({"user": users["id"].dtype, "item": items["id"].dtype})
     elsewhere = [
         one.dropped_elsewhere.cast(types, strict=False).drop_nulls()
@@ -50,20 +58,30 @@ def united(old: Dataset, new: Dataset) -> Dataset:
     return data.with_dropped(pl.concat(elsewhere)) if elsewhere else data
 
 
-def _rows(matrix: CSR) -> NDArray[np.int64]:
-    return np.repeat(np.arange(matrix.shape[0]), matrix.degrees())
+def has_all(new: Dataset, both: Dataset) -> bool:
+    """Return whether a data set has all pairs of `both`, in which it was united with another one."""
+    sizes = [(one.n_interactions, one.dropped.nnz, _n_rows(one.dropped_elsewhere)) for one in (new, both)]
+    return sizes[0] == sizes[1]
+
+
+def _n_rows(frame: pl.DataFrame | None) -> int:
+    return 0 if frame is None else len(frame)
 
 
 def _joined(old: pl.DataFrame, new: pl.DataFrame, kind: str) -> tuple[pl.DataFrame, NDArray[np.int64]]:
-    """Return the old rows, then the rows of unknown ids, and the codes of `new` in that table."""
-    codes = lookup(new["id"], old["id"]).astype(np.int64)
-    unknown = new.filter(codes < 0)
-    try:
-        unknown = unknown.with_columns(pl.col("id").cast(old["id"].dtype))
-    except pl.exceptions.PolarsError:
+    """Return the old rows, then those of unknown ids, and the codes of `new` in that table."""
+    ids = new["id"].cast(old["id"].dtype, strict=False)
+    if ids.null_count():
         raise InputError(
             f"the {kind} ids of the model are whole numbers, such as {old['id'][0]!r}, but those of the new "
-            f"interactions are not, such as {unknown['id'][0]!r}; give ids of the same kind"
+            f"interactions are not, such as {new['id'].filter(ids.is_null())[0]!r}; give ids of the same kind"
+        )
+    try:
+        table = pl.concat([old, new.with_columns(id=ids)], how="diagonal_relaxed")
+    except pl.exceptions.PolarsError as error:
+        raise InputError(
+            f"the attributes of the {kind}s have other types than those of the model ({str(error).splitlines()[0]}); "
+            "give the same attributes as before, or none"
         ) from None
-    codes[codes < 0] = len(old) + np.arange(len(unknown))
-    return pl.concat([old, unknown], how="diagonal_relaxed"), codes
+    joined = table.group_by("id", maintain_order=True).agg(pl.all().drop_nulls().last())
+    return joined, lookup(ids, joined["id"]).astype(np.int64)

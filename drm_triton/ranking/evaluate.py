@@ -169,9 +169,12 @@ def average(parts: Sequence[Measured]) -> Evaluation:
     left_out = {reason: sum(part.left_out[reason] for part in parts) for reason in parts[0].left_out}
     if not len(per_user):
         counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        _, with_little_training = left_out.values()
+        advice = (
+            "lower `min_train`" if with_little_training else "prepare the data with a split that holds out some items"
+        )
         raise InputError(
-            f"evaluate: no user has both held-out items and enough training interactions (users {counts}); prepare the "
-            "data with a split that holds out some interactions"
+            f"evaluate: no user has both held-out items and enough training interactions (users {counts}); {advice}"
         )
     exposure = {k: np.sum([part.exposure[k] for part in parts], axis=0) for k in parts[0].exposure}
     means = {name: float(per_user[name].to_numpy().mean()) for name in per_user.columns if "@" in name}

@@ -226,6 +226,12 @@ def user_item_pairs(histories: Any, option: str) -> tuple[pl.Series, NDArray[np.
             f"columns user and item, not {type(histories).__name__}"
         )
     item_lists = list(histories.values()) if isinstance(histories, Mapping) else list(histories)
+    single = [items for items in item_lists if isinstance(items, str | bytes) or not hasattr(items, "__iter__")]
+    if single and not isinstance(histories, Mapping):
+        raise InputError(
+            f"`{option}` must hold a list of item ids for each user, but holds the single value {single[0]!r}; for one "
+            f"user, write [[{single[0]!r}, ...]] or {{user: [{single[0]!r}, ...]}}"
+        )
     users = as_series(histories if isinstance(histories, Mapping) else range(len(item_lists)), "user")
     series = [as_series(items, "item") for items in item_lists]
     filled = [items for items in series if len(items)] or [pl.Series(dtype=pl.String)]

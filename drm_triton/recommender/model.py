@@ -55,9 +55,9 @@ class Model(ABC, Generic[C]):
     def __init__(self, config: C) -> None:
         self.config = config
         self._tensors: Tensors | None = None  # what was learned
+        self._fitted_config: C | None = None
         self._interactions: Dataset | None = None
         self._epoch: int | None = None
-        self._pandas = False  # whether it was fitted on a pandas frame
         self._place: Path | None = None  # the directory that the model was loaded from
 
     def __repr__(self) -> str:
@@ -69,7 +69,10 @@ class Model(ABC, Generic[C]):
         return {name: getattr(self.config, name) for name in self.config.fields()}
 
     def set_params(self: R, **options: Any) -> R:
-        """Change options, as estimators of scikit-learn do. What was learned stays until the next `fit`."""
+        """Change the options of the next training, as estimators of scikit-learn do.
+
+        What was learned stays until then, and `save` and `refit` use the options with which it was.
+        """
         self.config.check_names(options)
         by_name = {ALIASES.get(name, name): value for name, value in options.items()}
         self.config = dataclasses.replace(self.config, **by_name)
@@ -171,6 +174,13 @@ class Model(ABC, Generic[C]):
         return self._tensors
 
     @property
+    def fitted_config(self) -> C:
+        """The options with which the model was fitted. Those of the next training may differ, see `set_params`."""
+        assert self.tensors is not None
+        assert self._fitted_config is not None
+        return self._fitted_config
+
+    @property
     def interactions(self) -> Dataset:
         """The interactions that the model was fitted on, as the `train` part, those held out, and the external ids."""
         assert self.tensors is not None
@@ -193,7 +203,7 @@ class Model(ABC, Generic[C]):
 
     def was_fit_on(self, dataset: Dataset) -> bool:
         """Return whether a data set has the ids and the interactions that the model was fitted on."""
-        mine, fit = self.interactions, interactions_to_fit(dataset, self.config)
+        mine, fit = self.interactions, interactions_to_fit(dataset, self.fitted_config)
         return (
             fit.shape == mine.train.shape
             and np.array_equal(fit.indptr, mine.train.indptr)
@@ -216,7 +226,7 @@ class Model(ABC, Generic[C]):
         with atomic.directory(Path(path), overwrite, marker=checkpoint.FILE) as folder:
             # Save a copy: `Dataset.save` records where a data set is stored, and this folder is temporary.
             interactions_only(self.interactions, self.interactions.train).save(folder / "data")
-            metadata = {"model": self.config.model, "config": self.config.resolved().to_dict()}
+            metadata = {"model": self.config.model, "config": self.fitted_config.resolved().to_dict()}
             if self._epoch is not None:
                 metadata["training"] = {"epoch": self._epoch}
             checkpoint.write_tensors(folder / checkpoint.FILE, self.tensors, metadata)
@@ -248,7 +258,7 @@ class Model(ABC, Generic[C]):
         if stored != cls.Config.model:
             raise InputError(f"{place} holds a model of the kind {stored}; load it with drm_triton.models.load")
         model = cls(cls.stored_config(metadata["config"], str(place)))
-        model._interactions = data
+        model._interactions, model._fitted_config = data, model.config
         model._epoch, model._place = metadata.get("training", {}).get("epoch") or None, place
         try:
             model._tensors = model.placed(model.learned(tensors))
@@ -266,8 +276,8 @@ class Model(ABC, Generic[C]):
     # -- internal ------------------------------------------------------------------------------------------------
 
     def _as_given(self, frame: pl.DataFrame, argument: object) -> pl.DataFrame:
-        """Return a result as a pandas frame if the caller uses pandas."""
-        if self._pandas or is_pandas(argument):
+        """Return a result as a pandas frame if the model last learned from one, or if the caller gives one."""
+        if self.interactions.is_pandas or is_pandas(argument):
             converted: Any = to_pandas(frame)
             return converted  # type: ignore[no-any-return]  # the annotation serves those who use polars
         return frame
@@ -285,7 +295,7 @@ class Model(ABC, Generic[C]):
 
     def _become(self: R, other: R) -> R:
         self._tensors, self._interactions = other._tensors, other._interactions
-        self._epoch, self._place = other._epoch, other._place
+        self._epoch, self._place, self._fitted_config = other._epoch, other._place, other._fitted_config
         return self
 
 

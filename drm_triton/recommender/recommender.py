@@ -92,7 +92,7 @@ class Recommender(TrainableModel[C]):
             Columns user, rank (1 is best), item, score. A user has fewer than k rows if fewer items remain. If the
             model has cold items or users, column cold is true where the item or the user has no interactions, so that
             the score is predicted from attributes. Items without training interactions that are not cold come last. It
-            is a pandas frame if the model was fitted on one, or if `users` is a pandas object.
+            is a pandas frame if the model last learned from one, or if `users` is a pandas object.
 
         Warns
         -----
@@ -289,11 +289,10 @@ class Recommender(TrainableModel[C]):
             raise InputError(f"`on` must be valid or test, got {on!r}")
         if not self.was_fit_on(dataset):
             raise InputError(
-                f"the model was not trained on {dataset.path or 'this data set'}; give the data set of the training in "
-                "`dataset`"
+                f"the model was not trained on {dataset.path or 'this data set'}; give the data set of the training"
             )
-        if on in self.config.fit_parts:
-            raise InputError(f"the model was fitted on {self.config.fit_on}, so it cannot be measured on {on}")
+        if on in self.fitted_config.fit_parts:
+            raise InputError(f"the model was fitted on {self.fitted_config.fit_on}, so it cannot be measured on {on}")
         seen = dataset.train.union(dataset.valid) if on == "test" else dataset.train
         return seen, getattr(dataset, on)
 

@@ -12,10 +12,10 @@ import torch
 from drm_triton.base_config import Config
 from drm_triton.data.csr import CSR
 from drm_triton.data.dataset import Dataset
-from drm_triton.data.frames import is_pandas
-from drm_triton.data.unite import united
+from drm_triton.data.new_rows import filters_of, new_rows
+from drm_triton.data.unite import has_all, united
 from drm_triton.errors import InputError
-from drm_triton.progress import Reporter
+from drm_triton.progress import SILENT, Reporter, counted
 from drm_triton.recommender.model import Model, Tensors
 from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
@@ -23,7 +23,7 @@ from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.preflight import check_memory
 from drm_triton.training.run import Run, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
-from drm_triton.training.warm_start import Known, WarmStart, update_epochs, warn_of_leaks
+from drm_triton.training.warm_start import Known, WarmStart, check_related, update_epochs, warn_of_leaks
 
 Interactions = Any  # a Dataset, a polars or pandas frame, or a scipy sparse matrix
 
@@ -67,7 +67,6 @@ class TrainableModel(Model[C]):
         """
         if resume and run is None:
             raise InputError(f"{type(self).__name__}.fit: `resume` needs `run`, the directory of the run to continue")
-        self._pandas = is_pandas(dataset)
         dataset = Dataset.of(dataset, weighted=self.config.weighted)
         return self._fit(dataset, None, callbacks, run, resume, on_batch, reporter, progress, overwrite)
 
@@ -85,14 +84,15 @@ class TrainableModel(Model[C]):
         """Update this model with new interactions, users and items: train on from what it has learned.
 
         Known users and items start from their vectors, new ones are folded in, and a few epochs on all interactions
-        follow; docs/updating.md has the details. A model without vectors of users and items is trained anew.
+        follow; docs/updating.md has the details. A model without vectors of users and items is trained anew. A model
+        that has learned nothing yet is fitted, with all its epochs.
 
         Parameters
         ----------
         interactions : Dataset, polars or pandas DataFrame, or scipy sparse matrix
-            Of a `Dataset`, which holds old and new interactions, the model learns from the part that `fit_on` names.
-            Its codes may differ from those of the model. A table or a matrix has new interactions only. They join those
-            that the model keeps, and the model learns from all of them, also from those that were held out.
+            New interactions, with or without the old ones. They join those that the model keeps, of every part. What a
+            `Dataset` holds out stays held out, even if the model has learned from it. A table or a matrix holds nothing
+            out. `min_rating` and `event_weight` of the training also hold for the rows of a table.
         epochs : int, optional
             Number of epochs, at most those of the training. They count as the last ones of the training. Default: 15 %
             of the training.
@@ -109,15 +109,38 @@ class TrainableModel(Model[C]):
         >>> sorted(model.recommend(["dora"])["item"])
         ['y', 'z']
         """
-        if not isinstance(interactions, Dataset):
-            if self.config.weighted:
-                raise InputError(
-                    f"{type(self).__name__}.partial_fit: a model keeps no weights of interactions; give a Dataset with "
-                    "the old and the new interactions"
-                )
-            interactions = united(self.interactions, Dataset.of(interactions))
+        if self._tensors is None:
+            return self.fit(interactions, callbacks, run, False, on_batch, reporter, progress, overwrite)
+        reporter = reporter or Reporter.wanted(progress)
+        dataset = self.with_kept(interactions, reporter)
         n_epochs = update_epochs(self.config, epochs)
-        return self._fit(interactions, n_epochs, callbacks, run, False, on_batch, reporter, progress, overwrite)
+        return self._fit(dataset, n_epochs, callbacks, run, False, on_batch, reporter, progress, overwrite)
+
+    def with_kept(self, interactions: Interactions, reporter: Reporter = SILENT) -> Dataset:
+        """Return the data set that `partial_fit` trains on: new interactions, and those that the model keeps.
+
+        A data set that has all of these is returned as it is.
+
+        Parameters
+        ----------
+        interactions : see `partial_fit`
+        reporter : is told what was joined
+        """
+        whole, new = isinstance(interactions, Dataset), new_rows(interactions, filters_of(self.interactions.meta))
+        if whole:
+            check_related(self.interactions, new)
+        both = united(self.interactions, new)
+        if whole and has_all(new, both):
+            return new
+        if self.config.weighted:
+            raise InputError(
+                f"{type(self).__name__}.partial_fit: a model keeps no weights of interactions; give a Dataset with "
+                "the old and the new interactions"
+            )
+        users, kept = both.n_users - new.n_users, both.n_interactions - new.n_interactions
+        reporter.line(f"{counted(users, 'user')} and {counted(kept, 'interaction')} of the old model are kept")
+        # In the form in which a run stores it, so that the run has its data set.
+        return interactions_only(both, interactions_to_fit(both, self.config), self.config.fit_parts)
 
     def _fit(
         self: R,
@@ -156,9 +179,11 @@ class TrainableModel(Model[C]):
                 if state.position:  # stopped within an epoch
                     keeper.save(state)
                 keeper.draw_curves()
-                return self._become(type(self).load(keeper.path))
+                self._become(type(self).load(keeper.path))
+                self.interactions.is_pandas = dataset.is_pandas  # which files do not say
+                return self
         self._tensors = self.placed(keeper.tensors or self.learned(state.tensors()))
-        self._epoch, self._place = keeper.epoch or state.epoch, None
+        self._epoch, self._place, self._fitted_config = keeper.epoch or state.epoch, None, self.config
         self._interactions = interactions_only(dataset, fit, self.config.fit_parts)
         return self
 
@@ -206,7 +231,8 @@ class TrainableModel(Model[C]):
     ) -> R:
         """Return the final model: the same options and the same number of epochs, trained on all interactions.
 
-        The number of epochs is that after which this model was the best on the validation part.
+        The options are those with which this model was fitted, even if `set_params` has changed them. The number of
+        epochs is that after which this model was the best on the validation part.
 
         Parameters
         ----------
@@ -227,7 +253,7 @@ class TrainableModel(Model[C]):
         """
         kept = self.interactions
         if dataset is None:
-            if self.config.weighted:
+            if self.fitted_config.weighted:
                 raise InputError(
                     f"{type(self).__name__}.refit: a model keeps no weights of interactions; give the data set that it "
                     "was trained on as `dataset`"
@@ -239,9 +265,9 @@ class TrainableModel(Model[C]):
 
     def untrained_final(self: R) -> R:
         """Return the model that `refit` trains, untrained."""
-        if self.config.fit_on == "all":
+        if self.fitted_config.fit_on == "all":
             raise InputError("refit: the model has learned from all interactions already")
-        return type(self)(self.config.on_all_interactions(self._epoch))
+        return type(self)(self.fitted_config.on_all_interactions(self._epoch))
 
 
 class _Best:

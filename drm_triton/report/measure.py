@@ -19,7 +19,7 @@ from drm_triton.progress import SILENT, Reporter
 from drm_triton.ranking.evaluate import Evaluation, evaluate, measurable, popularity_ranker
 from drm_triton.recommender import Recommender
 from drm_triton.training.checkpoint import FILE
-from drm_triton.training.run import best_record, checkpoint_directory, read_environment, read_metrics
+from drm_triton.training.run import best_record, checkpoint_directory, dataset_path, read_environment, read_metrics
 
 
 @dataclass(eq=False)
@@ -212,11 +212,12 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def _dataset(path: Path, model: Recommender[Any], environment: dict[str, Any], given: dict[str, Dataset]) -> Dataset:
-    """Return the data set a model was trained on: one of those given, or the one at the recorded path."""
+    """Return the data set a model was trained on: one of those given, or the one that the run has."""
     for dataset in given.values():
         if model.was_fit_on(dataset):
             return dataset
-    recorded = environment.get("data", {}).get("path")
+    run = _run_directory(path)
+    recorded = dataset_path(run, environment) if run and environment else None
     if recorded is None:
         problem = "does not record where its data is" if not given else f"was not trained on {' or '.join(given)}"
         raise InputError(f"{path} {problem}; give the data set it was trained on in `datasets`")

@@ -24,7 +24,9 @@ from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.base_config import Config
 from drm_triton.config import TrainConfig
+from drm_triton.data import store
 from drm_triton.data.dataset import CSR, Dataset
+from drm_triton.data.new_rows import filters_of
 from drm_triton.data.prepare.inputs import printable
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, why_not
@@ -206,15 +208,14 @@ def interactions_only(dataset: Dataset, fit: CSR, fit_parts: Sequence[str] = ("t
     """Return the data set that a model keeps: without weights, and with the ids of the original.
 
     Its `train` part is what the model was fit on. The parts that it was not fit on and the dropped pairs stay, because
-    a user has these items too, so they are never recommended.
+    a user has these items too, so they are never recommended. The filters stay for rows that follow.
     """
     valid, test = (
         CSR.empty(fit.shape) if name in fit_parts else getattr(dataset, name).unweighted() for name in ("valid", "test")
     )
-    kept = Dataset(
-        fit.unweighted(), valid, test, dataset.users, dataset.items, {"source": "model"}, dropped=dataset.dropped
-    )
-    kept.dropped_elsewhere = dataset.dropped_elsewhere
+    meta = {"source": "model", "filters": filters_of(dataset.meta)}
+    kept = Dataset(fit.unweighted(), valid, test, dataset.users, dataset.items, meta, dropped=dataset.dropped)
+    kept.dropped_elsewhere, kept.is_pandas = dataset.dropped_elsewhere, dataset.is_pandas
     return kept
 
 
@@ -268,16 +269,28 @@ def checkpoint_directory(path: str | Path) -> Path:
 
 
 def dataset_of(path: str | Path, given: Path | None = None) -> Dataset:
-    """Load the data set of a run: from `given`, or else from the path that the run recorded."""
+    """Load the data set of a run: from `given`, or else from where the run has it."""
     path = Path(path)
     if given is not None:
         return Dataset.load(given)
     for place in (path, path.parent):  # a run, or a checkpoint inside one
         if (place / "env.json").exists():
-            stored = read_environment(place)["data"].get("path")
+            stored = dataset_path(place, read_environment(place))
             if stored is not None:
                 return Dataset.load(stored)
     raise InputError(f"{path} does not record where its data set is; give `dataset`")
+
+
+def dataset_path(run: Path, environment: dict[str, Any]) -> Path | None:
+    """Return where the data set of a run is: as recorded, or in the run itself if it was not stored before.
+
+    None if it is nowhere, because it had weights, which a run does not keep.
+    """
+    data = environment["data"]
+    if data.get("path") is not None:
+        return Path(data["path"])
+    own = run / "last" / "data"
+    return own if store.read_meta(own).get("checksum") == data.get("checksum") else None
 
 
 def read_environment(path: str | Path) -> dict[str, Any]:

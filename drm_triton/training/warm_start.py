@@ -58,18 +58,7 @@ class Known:
     def of(cls, old: Dataset, new: Dataset) -> Known:
         """Match users and items by their ids. Those without interactions in the part `train` of `old` are new."""
         users, items = lookup(new.user_ids, old.user_ids), lookup(new.item_ids, old.item_ids)
-        known = cls(_trained(users, old.train.degrees()), _trained(items, old.train.popularity()))
-        if not (known.users >= 0).any() or not (known.items >= 0).any():
-            kind, ids, before = (
-                ("item", new.item_ids, old.item_ids)
-                if (known.users >= 0).any()
-                else ("user", new.user_ids, old.user_ids)
-            )
-            raise InputError(
-                f"an update needs users and items that the model knows, but it knows no {kind} of the new data (ids "
-                f"such as {_example(ids)}, not {_example(before)}); train a new model"
-            )
-        return known
+        return cls(_trained(users, old.train.degrees()), _trained(items, old.train.popularity()))
 
     def described(self) -> dict[str, dict[str, int]]:
         """Return the numbers of known and new users and items."""
@@ -82,8 +71,15 @@ def _trained(rows: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.i
     return np.where(trained, rows, -1).astype(np.int64)
 
 
-def _example(ids: Any) -> str:
-    return repr(ids[0]) if len(ids) else "none"
+def check_related(old: Dataset, new: Dataset) -> None:
+    """Raise if the data sets have no user and no item in common. Their ids may be written in different ways."""
+    tables = (("user", old.user_ids, new.user_ids), ("item", old.item_ids, new.item_ids))
+    if all((lookup(ids, before) < 0).all() for _, before, ids in tables):
+        examples = " and ".join(f"{kind} ids such as {ids[0]!r}, not {before[0]!r}" for kind, before, ids in tables)
+        raise InputError(
+            f"the model knows no user and no item of the new data, which has {examples}; give ids of the same form, or "
+            "train a new model"
+        )
 
 
 def warn_of_leaks(old: Dataset, new: Dataset, known: Known, fit_parts: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -201,12 +202,26 @@ def test_resuming_tells_of_the_whole_run(stored: Path, tmp_path: Path) -> None:
     assert (code, json.loads(out)["epochs"], json.loads(out)["valid/ndcg@10"]) == (0, 5, 1.0)
 
 
+def pairs_of(path: Path) -> pl.DataFrame:
+    data = Dataset.load(path)
+    users = np.repeat(np.arange(data.n_users), data.liked.degrees())
+    return pl.DataFrame({"user": data.user_ids[users], "item": data.item_ids[data.liked.indices]})
+
+
 @pytest.fixture(scope="module")
-def more(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def more(stored: Path, delta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data set of `stored` with 20 more users and items."""
-    users, items = generate(Shape(users=220, items=170, interactions=4500), 0)
-    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [f"song {i}" for i in items]})
     path = tmp_path_factory.mktemp("more") / "songs-new"
+    Dataset.from_frame(pl.concat([pairs_of(stored), pairs_of(delta)])).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """New interactions only, also of 20 new users and items."""
+    users, items = generate(Shape(users=220, items=170, interactions=900), 1)
+    frame = pl.DataFrame({"user": [f"u{u}" for u in users], "item": [f"song {i}" for i in items]})
+    path = tmp_path_factory.mktemp("more") / "delta"
     Dataset.from_frame(frame).save(path)
     return path
 
@@ -230,6 +245,26 @@ def test_an_update_from_a_run(run: Path, more: Path, tmp_path: Path) -> None:
     assert re.search(r"^ *1/2 ", errors, re.MULTILINE)
     code, out, _ = call("train", "--from", run, "-d", more, "--dry-run", "--json")
     assert json.loads(out)["config"]["factors"] == 8
+
+
+def test_an_update_with_new_interactions_only(run: Path, stored: Path, delta: Path, tmp_path: Path) -> None:
+    place, old, new = tmp_path / "new", Dataset.load(stored), Dataset.load(delta)
+    code, _, errors = call("train", delta, "--from", run, "--run", place)
+    assert code == 0
+    both = Dataset.load(place / "last" / "data")
+    kept = both.n_interactions - new.n_interactions
+    assert f"{both.n_users - new.n_users} users and {kept:,} interactions of the old model are kept\n" in errors
+    code, out, _ = call("train", delta, "--from", run, "--dry-run", "--json")
+    assert json.loads(out)["data"]["train"] == both.train.nnz
+    assert call("recommend", place, "--all", "-q", "--out", tmp_path / "top.parquet")[0] == 0
+    best = pl.read_parquet(tmp_path / "top.parquet")
+    assert set(best["user"]) == {*old.user_ids, *new.user_ids}
+    for owned in (pairs_of(stored), pairs_of(delta)):
+        assert best.join(owned, on=["user", "item"], how="semi").is_empty()
+    assert call("evaluate", place, "-q")[0] == 0
+    assert call("train", "--resume", place, "-q")[0] == 0
+    assert call("refit", place, "-q")[0] == 0
+    assert call("report", place, "--out", tmp_path / "report", "-q")[0] == 0
 
 
 def test_an_update_of_a_model_that_is_trained_anew(stored: Path, more: Path, tmp_path: Path) -> None:

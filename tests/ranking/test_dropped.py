@@ -67,7 +67,7 @@ def test_nothing_is_learned_from_it(data: Dataset, model: Recommender[Any], fram
 
 def test_an_update_still_knows_it(frame: pl.DataFrame) -> None:
     model = DRM(factors=4, epochs=2).fit(Dataset.from_frame(frame, min_rating=3, ratios=(1, 0, 0)))
-    model.partial_fit(pl.DataFrame({"user": ["u0", "new"], "item": [99, 0]}))
+    model.partial_fit(pl.DataFrame({"user": ["u0", "new"], "item": [99, 0], "rating": [5, 5]}))
     assert offered(model, frame) == 0
 
 
@@ -104,7 +104,7 @@ def test_an_update_of_a_loaded_model_knows_what_had_left(frame: pl.DataFrame, tm
     left = data.with_dropped(pl.DataFrame({"user": ["u0", "u1", "gone"], "item": [7, 7, 3]}))
     DRM(factors=4, epochs=1).fit(left).save(tmp_path / "model")
     model = DRM.load(tmp_path / "model")
-    model.partial_fit(pl.DataFrame({"user": ["u2", "gone"], "item": [7, 4]}))
+    model.partial_fit(pl.DataFrame({"user": ["u2", "gone"], "item": [7, 4], "rating": [5, 5]}))
     best = model.recommend(["u0", "u1", "gone", "u3"], k=20)
     assert best.filter(pl.col("item") == 7)["user"].to_list() == ["gone", "u3"]
     assert 3 not in best.filter(pl.col("user") == "gone")["item"]

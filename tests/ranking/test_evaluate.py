@@ -86,8 +86,14 @@ def test_users_without_held_out_items_or_with_little_training_are_left_out() -> 
     result = evaluate(popularity_ranker(seen), seen, held_out, (10,))
     assert result.per_user["user"].to_list() == [0]
     assert len(evaluate(popularity_ranker(seen), seen, held_out, (10,), min_train=0).per_user) == 2
-    with pytest.raises(InputError, match="no user has both"):
+    with pytest.raises(
+        InputError, match=r"no user has both .* prepare the data with a split that holds out some items"
+    ):
         evaluate(popularity_ranker(seen), seen, CSR.empty((3, 10)), (10,))
+    with pytest.raises(
+        InputError, match=r"no user has both .* 2 with fewer than 6 training items\); lower `min_train`"
+    ):
+        evaluate(popularity_ranker(seen), seen, held_out, (10,), min_train=6)
     with pytest.raises(InputError, match="cut-offs `ks` must be at least 1"):
         evaluate(popularity_ranker(seen), seen, held_out, (0,))
 

@@ -242,7 +242,9 @@ def test_histories_with_unknown_items(model: DRM, liked_items: LikedItems) -> No
     assert frame["score"].is_null().to_list() == [False] * 2 + [True] * 4
     with pytest.raises(InputError, match="list of lists"):
         model.fold_in("abc")
-    with pytest.raises(InputError, match="item ids must be a list, got the single value 10"):
+    with pytest.raises(
+        InputError, match=r"a list of item ids for each user, .* value 10; .* write \[\[10, \.\.\.\]\] or"
+    ):
         model.fold_in([10, 20])  # type: ignore[list-item]
 
 

@@ -171,8 +171,9 @@ def test_tiny_data_trains(name: str, init: str) -> None:
 
 def test_nothing_to_train_on_is_an_error() -> None:
     everything = Dataset.from_csr(([0, 1, 2], [0, 0]), n_items=1)
-    with pytest.raises(InputError, match="no user has both a positive and a negative item"):
-        DRM(epochs=1).fit(everything)
+    for objective in ("softmax", "hinge+drm"):
+        with pytest.raises(InputError, match="nothing to train on: no user has both a positive and a negative"):
+            DRM(epochs=1, objective=objective).fit(everything)  # type: ignore[arg-type]
 
 
 def test_nan_stops_the_step_it_appears_in_and_says_where(data: Dataset) -> None:

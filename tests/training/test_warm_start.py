@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch
 
 from drm_triton import DRM, Dataset
 from drm_triton.config import TrainConfig
+from drm_triton.data.csr import CSR
 from drm_triton.data.unite import united
 from drm_triton.errors import InputError
 from drm_triton.models import BPR, CML, EASE, IALS, WARP, WMF
+from drm_triton.names import FitOn
 from drm_triton.progress import Reporter
 from drm_triton.recommender import Recommender
 from drm_triton.training.checkpoint import FILE, read_tensors
-from drm_triton.training.run import read_metrics
+from drm_triton.training.run import dataset_of, read_metrics
 from drm_triton.training.state import State
 from drm_triton.training.step import learning_rate
 from drm_triton.training.warm_start import Known, update_epochs
@@ -64,6 +67,10 @@ def run(old: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "old"
     DRM(**OPTIONS).fit(old, run=path)
     return path
+
+
+def pairs(matrix: CSR, data: Dataset) -> set[tuple[str, str]]:
+    return {(data.user_ids[u], data.item_ids[i]) for u in range(data.n_users) for i in matrix.row(u).tolist()}
 
 
 def start(model: Recommender[Any], data: Dataset) -> dict[str, torch.Tensor]:
@@ -220,12 +227,68 @@ def test_a_frame_of_new_interactions_joins_those_of_the_model(old: pl.DataFrame,
     assert model.partial_fit(repeated) is model
     kept = model.interactions
     assert (kept.train.nnz, kept.valid.nnz, kept.test.nnz) == (len(old) + len(new), 0, 0)
-    pairs = {(kept.user_ids[u], kept.item_ids[i]) for u in range(kept.n_users) for i in kept.train.row(u).tolist()}
-    assert pairs == set(pl.concat([old, new]).rows())
+    assert pairs(kept.train, kept) == set(pl.concat([old, new]).rows())
     best = model.recommend(k=5)
     assert set(best["user"]) == set(pl.concat([old, new])["user"])
     assert best.join(pl.concat([old, new]), on=["user", "item"], how="semi").is_empty()
     assert int(best.filter(pl.col("user") == "u58", pl.col("rank") == 1)["item"][0][1:]) % 4 == 58 % 4
+
+
+def test_a_first_partial_fit_is_a_fit(old: pl.DataFrame) -> None:
+    first, fitted = DRM(**OPTIONS).partial_fit(old), DRM(**OPTIONS).fit(old)
+    assert torch.equal(first.item_factors, fitted.item_factors)
+
+
+def test_a_data_set_of_new_interactions_joins_those_of_the_model(
+    run: Path, old: pl.DataFrame, new: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Dataset.from_frame(new, ratios=(0.6, 0.2, 0.2))
+    model = DRM.load(run).partial_fit(data, run=tmp_path / "new", reporter=Reporter())
+    lost = set(old["user"]) - set(new["user"])
+    assert f"{len(lost)} users and {len(old)} interactions of the old model are kept" in capsys.readouterr().err
+    kept = model.interactions
+    assert kept.train.nnz == data.train.nnz + len(old)
+    assert (kept.valid.nnz, kept.test.nnz) == (data.valid.nnz, data.test.nnz)
+    best, everything = model.recommend(k=5), pl.concat([old, new])
+    assert set(best["user"]) == set(everything["user"])
+    assert best.join(everything, on=["user", "item"], how="semi").is_empty()
+    stored = dataset_of(tmp_path / "new")  # the run has its data set
+    assert model.evaluate(stored, min_train=1).means
+    assert DRM(**OPTIONS).fit(stored, run=tmp_path / "new", resume=True)._epoch == 8
+    assert model.refit(stored).interactions.train.nnz == len(everything)
+
+
+@pytest.mark.parametrize("fit_on", ["train", "train+valid", "all"])
+def test_what_the_new_data_holds_out_is_not_trained_on(fit_on: FitOn, old: pl.DataFrame, tmp_path: Path) -> None:
+    model = DRM(**OPTIONS, fit_on=fit_on).fit(Dataset.from_frame(old))
+    data = Dataset.from_frame(old.head(100), seed=1)  # holds out pairs that the model has learned from
+    with pytest.warns(UserWarning, match="metrics on test will be too good") if fit_on != "all" else nullcontext():
+        both = model.partial_fit(data, run=tmp_path / "new").interactions
+    held_out = [name for name in ("valid", "test") if name not in model.config.fit_parts]
+    for name in held_out:
+        found, expected = getattr(both, name), getattr(data, name)
+        assert found.nnz == expected.nnz > 0
+        assert pairs(found, both) == pairs(expected, data)
+    assert both.train.nnz == len(old) - sum(getattr(data, name).nnz for name in held_out)
+    assert model.was_fit_on(dataset_of(tmp_path / "new"))
+
+
+def test_a_data_set_with_all_interactions_stays_as_it_is(run: Path, both: Dataset) -> None:
+    assert DRM.load(run).with_kept(both) is both
+
+
+def test_new_attributes_replace_old_ones() -> None:
+    frame = pl.DataFrame({"user": ["ann", "ann", "bob"], "item": ["x", "y", "x"]})
+    old = Dataset.of(frame).with_attributes(pl.DataFrame({"item": ["x", "y"], "price": [1, 2], "title": ["X", "Y"]}))
+    more = pl.DataFrame({"item": ["x", "z"], "price": [5, 6], "colour": ["red", "blue"]})
+    new = Dataset.of(pl.DataFrame({"user": ["bob"], "item": ["z"]})).with_attributes(more)
+    assert united(old, new).items.select("id", "title", "price", "colour").rows() == [
+        ("x", "X", 5, "red"),
+        ("y", "Y", 2, None),
+        ("z", None, 6, "blue"),
+    ]
+    with pytest.raises(InputError, match="the attributes of the items have other types than those of the model"):
+        united(old, new.with_attributes(pl.DataFrame({"item": ["x"], "price": ["low|cheap"]})))
 
 
 def test_ids_of_frames_and_matrices() -> None:
@@ -266,16 +329,19 @@ def test_held_out_interactions_that_the_old_model_has_seen_are_reported(run: Pat
 
 
 def test_what_cannot_be_updated(run: Path, both: Dataset, new: pl.DataFrame) -> None:
-    strangers = Dataset.of(pl.DataFrame({"user": ["x", "y"], "item": ["i01", "i02"]}))
-    with pytest.raises(InputError, match=r"it knows no user of the new data .ids such as 'x', not 'u00'.; train a new"):
+    strangers = Dataset.of(pl.DataFrame({"user": ["x", "y"], "item": ["v", "w"]}))
+    with pytest.raises(
+        InputError, match=r"no user and no item of the new data, .* such as 'x', not 'u00' and item ids"
+    ):
         DRM.load(run).partial_fit(strangers)
-    strange_items = Dataset.of(pl.DataFrame({"user": ["u01", "u02"], "item": ["x", "y"]}))
-    with pytest.raises(InputError, match="it knows no item of the new data"):
-        DRM.load(run).partial_fit(strange_items)
     with pytest.raises(InputError, match="an update cannot change `factors`: the model has 8, not 4"):
         DRM.load(run).set_params(factors=4).partial_fit(both)
     with pytest.raises(InputError, match="partial_fit: a model keeps no weights of interactions; give a Dataset"):
         DRM.load(run).set_params(interaction_weights="log").partial_fit(new)
+    matrix = both.train.to_scipy()[:10]
+    few = Dataset.from_csr(matrix, user_ids=both.user_ids[:10], item_ids=both.item_ids, weighted=True)
+    with pytest.raises(InputError, match="partial_fit: a model keeps no weights of interactions; give a Dataset"):
+        DRM.load(run).set_params(interaction_weights="log").partial_fit(few)
 
 
 @pytest.mark.parametrize("make", [IALS, WMF, BPR, WARP, CML])
