@@ -177,6 +177,20 @@ def test_a_file_of_titles_without_a_header(run: Run) -> None:
     assert run(*command)[0] == 0
 
 
+def test_ratings_that_are_missing_or_infinite(run: Run) -> None:
+    Path("r.csv").write_text("user,item,rating\n1,2,5\n1,3,NA\n2,3,NaN\n")
+    command = ["prepare", "table", "--raw", "r.csv", "-q", "--out"]
+    code, out, _ = run(*command, "d")
+    assert code == 0
+    assert "note: 2 of 3 rows have no rating and count as positives\n" in out
+    Path("r.csv").write_text("user,item,rating\n1,2,5\n1,3,inf\n")
+    error = fails(run, *command, "e")
+    assert "data row 2 of r.csv has a rating that is missing, infinite or not a number ('inf')" in " ".join(
+        error.split()
+    )
+    assert "--skip-bad-rows" in error
+
+
 def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
     Path("r.csv").write_text(GOOD + "1,9,bad,0\n1,3,bad,0\n")
     Path("bad.csv").write_text("user,item,rating\n1,1,5\n1,2,bad\n2,2,4\n")

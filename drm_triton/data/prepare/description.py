@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import polars as pl
+
 from drm_triton.data.prepare.columns import WEIGHT_NAMES, listing, plain, spells
 from drm_triton.data.prepare.raw import RawInteractions
 from drm_triton.data.prepare.read import SAMPLE_ROWS, Rows
@@ -55,12 +57,18 @@ def describe_rows(rows: Rows) -> dict[str, Any]:
             for role, column in raw.roles.items()
         }
         described["ignored_columns"] = list(raw.ignored)
-        described["notes"] = list(raw.notes)
+        described["notes"] = [*raw.notes, *_missing_ratings(rows.frame)]
     if raw.title_columns:
         described["title_columns"] = dict(raw.title_columns)
     if rows.skipped:
         described["skipped"] = {"rows": rows.skipped, "first": rows.first_skipped}
     return described
+
+
+def _missing_ratings(frame: pl.DataFrame) -> list[str]:
+    """Return the note that rows without a rating count. With a threshold, none of them has been kept so far."""
+    missing = frame["rating"].fill_nan(None).null_count() if "rating" in frame.columns else 0
+    return [f"{missing:,} of {len(frame):,} rows have no rating and count as positives"] if missing else []
 
 
 def _examples(raw: RawInteractions) -> dict[str, Any]:

@@ -295,7 +295,7 @@ _EXAMPLE = "for example '%d/%m/%Y %H:%M'"
 _PROBLEMS = {  # column that has a null -> role, what is wrong
     "user": ("user", "has no usable user id"),
     "item": ("item", "has no usable item id"),
-    "keep": ("rating", "has a rating that is missing or not a number"),
+    "keep": ("rating", "has a rating that is missing, infinite or not a number"),
     "time": ("timestamp", "has a time that is neither a number nor a date like that of other rows"),
     "weight": ("weight", f"has a weight that is not a number from {WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}"),
 }
