@@ -191,6 +191,8 @@ def _line(text: str, indent: int) -> str:
 
 def _steps(meta: Mapping[str, Any]) -> list[str]:
     """Return a table of the steps of the preparation and what each removed."""
+    from drm_triton.data.prepare.description import skipped_text
+
     steps = meta.get("steps") or []
     lines = ["", f"{'step':<36}{'interactions':>13}{'removed':>11}{'users':>10}{'items':>10}"] if steps else []
     before = None
@@ -208,7 +210,7 @@ def _steps(meta: Mapping[str, Any]) -> list[str]:
         lines.append(_line(f"rows of each event: {counts}", 2))
     skipped = meta.get("skipped")
     if skipped:
-        lines.append(_line(f"skipped before: {counted(skipped['rows'], 'row')}; the first: {skipped['first']}", 2))
+        lines.append(_line(f"skipped before: {counted(skipped['rows'], 'row')}; {skipped_text(skipped)}", 2))
     return lines
 
 

@@ -48,7 +48,8 @@ class Rows:
     dates : the times are dates, in microseconds
     skipped : number of rows that were left out because they cannot be used
     first_skipped : the first of them, and what is wrong with it
-    place : number of the table that contains it, and of the row in this table, both from 0
+    lines : number of them that are lines that cannot be read, so that user and item are not known
+    place : number of the table that contains the first, and of the row in this table, both from 0
     known : user and item of those of them that have both
     """
 
@@ -57,6 +58,7 @@ class Rows:
     dates: bool = False
     skipped: int = 0
     first_skipped: str = ""
+    lines: int = 0
     place: tuple[int, int] = (0, 0)
     known: pl.DataFrame | None = None
 
@@ -76,10 +78,10 @@ def collect(raw: RawInteractions, options: BuildOptions) -> Rows:
     first = next((k for k, table in enumerate(tables) if table.skipped), None)
     if first is None:
         return rows
-    total = rows.skipped + sum(table.skipped for table in tables)
-    if rows.skipped and rows.place < (first, tables[first].rows_before_skipped):
-        return replace(rows, skipped=total)
-    return replace(rows, skipped=total, first_skipped=tables[first].first_skipped)
+    lines = sum(table.skipped for table in tables)
+    is_row = rows.skipped and rows.place < (first, tables[first].rows_before_skipped)
+    first_skipped = rows.first_skipped if is_row else tables[first].first_skipped
+    return replace(rows, skipped=rows.skipped + lines, first_skipped=first_skipped, lines=lines)
 
 
 def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
@@ -141,7 +143,8 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
         raise InputError(f"{problem}: {advice}")
     usable = pl.all_horizontal(pl.col(lost).is_not_null())
     good, known = frame.filter(usable), frame.filter(~usable).select(IDS).drop_nulls()
-    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem, place, known)
+    dates = time is not None and time[1]
+    return Rows(raw, good, dates, len(frame) - len(good), problem, place=place, known=known)
 
 
 def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:

@@ -289,6 +289,16 @@ def test_the_first_bad_row_of_several_files_is_named(tmp_path: Path) -> None:
             )
 
 
+def test_pairs_of_lines_that_cannot_be_read_are_not_known(table: MakeTable) -> None:
+    content = "user,item,rating\n1,10,5\n1,11,5,extra,field\n2,11,5\n2,10,bad\n"
+    with pytest.warns(UserWarning, match="user and item are unknown in 1 line, so they may be recommended"):
+        data = table(content, min_rating=1, skip_bad_rows=True)
+    assert data.meta["skipped"]["rows"] == 2
+    assert (data.meta["skipped"]["lines"], data.meta["skipped"]["pairs"]) == (1, 1)
+    assert data.dropped.row(0).tolist() == []
+    assert data.dropped.row(1).tolist() == [0]
+
+
 def test_pairs_of_bad_rows_are_counted_apart(table: MakeTable) -> None:
     rows = "1,10,5\n1,11,bad\n1,12,1\n1,13,bad\n1,13,1\n2,11,5\n2,12,4\n2,13,4\n2,14,bad\n"
     with pytest.warns(UserWarning, match="3 of 9 rows cannot be used"):
