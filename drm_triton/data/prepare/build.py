@@ -189,16 +189,22 @@ def warn_skipped(skipped: Mapping[str, Any] | None, kept: int) -> None:
 
 
 def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions) -> None:
-    """Warn of ids that are spelled like a missing value."""
-    for role, ids in (("user", user_ids), ("item", item_ids)):
-        if not (raw.text and raw.has_columns) or ids.dtype != pl.String:
-            continue
-        missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
-        if len(missing):
-            warn(
-                f"{raw.name} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
-                "`skip_bad_rows` to leave out these rows if it means that the id is missing"
-            )
+    """Warn of ids in text files that are spelled like a missing value."""
+    if raw.text and raw.has_columns:
+        warn_missing_ids(user_ids, "user", raw.name)
+        warn_missing_ids(item_ids, "item", raw.name)
+
+
+def warn_missing_ids(ids: pl.Series, role: str, where: str) -> None:
+    """Warn if one of the ids of users or items, called `id`, is spelled like a missing value."""
+    if ids.dtype != pl.String:
+        return
+    missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
+    if len(missing):
+        warn(
+            f"{where} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
+            "`skip_bad_rows` to leave out these rows if it means that the id is missing"
+        )
 
 
 def sizes_text(interactions: int, users: int, items: int) -> str:

@@ -128,6 +128,7 @@ def is_kept(dtype: pl.DataType, min_rating: float | None, careful: bool, decimal
 
 
 def time_values(
+    role: str,
     dtype: pl.DataType,
     sample: Callable[[], pl.Series],
     date_format: str | None = None,
@@ -137,12 +138,12 @@ def time_values(
 
     Parameters
     ----------
-    dtype : type of the column ``timestamp``
+    role, dtype : name and type of the column
     sample : returns its first values, which decide how text is read
     date_format : how dates are written, if given: see `FileFormat`
     date_order : returns the order of day and month in dates such as 02/04/2024, or raises an error
     """
-    column = pl.col("timestamp")
+    column = pl.col(role)
     if dtype.is_temporal():
         return column.cast(pl.Datetime("us")).cast(pl.Int64), True
     if dtype.is_float():
