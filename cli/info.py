@@ -127,6 +127,8 @@ def describe(data: "Dataset", path: Path) -> None:
         print(textwrap.fill(f"attributes of {name}: {columns}", 80, initial_indent="\n", subsequent_indent="  "))
         rows_read, added = counted(entry["rows"], "row"), counted(entry["added"], name.removesuffix("s"))
         print(f"  {rows_read} in {entry['file']}; {added} without interactions added")
+        for line in _skipped(entry):
+            print(textwrap.indent(line, "  "))
     weights = facts["weights"]
     if weights:
         column = f" (column {weights['column']})" if "column" in weights else ""
@@ -206,10 +208,17 @@ def _steps(meta: Mapping[str, Any]) -> list[str]:
     if events:
         counts = ", ".join(f"{event or '(none)'} {rows:,}" for event, rows in events.items())
         lines.append(_line(f"rows of each event: {counts}", 2))
-    skipped = meta.get("skipped")
-    if skipped:
-        lines.append(_line(f"skipped before: {counted(skipped['rows'], 'row')}; the first: {skipped['first']}", 2))
-    return lines
+    return lines + _skipped(meta)
+
+
+def _skipped(record: Mapping[str, Any]) -> list[str]:
+    """Return a line about the rows that were skipped, if there are any."""
+    from drm_triton.data.prepare.description import skipped_text
+
+    skipped = record.get("skipped")
+    if not skipped:
+        return []
+    return [_line(f"skipped before: {counted(skipped['rows'], 'row')}; {skipped_text(skipped)}", 2)]
 
 
 def _published(data: "Dataset") -> dict[str, float] | None:

@@ -116,7 +116,7 @@ def prepare(
     date_format: Annotated[
         str | None,
         typer.Option(
-            help="How times are written: day-first, month-first, or a pattern such as '%d/%m/%Y %H:%M'. "
+            help="How times and dates are written: day-first, month-first, or a pattern such as '%d/%m/%Y %H:%M'. "
             "(default: recognised if it is clear)",
             rich_help_panel=_READING,
         ),
@@ -124,7 +124,8 @@ def prepare(
     decimal: Annotated[
         DecimalMark | None,
         typer.Option(
-            help="Decimal mark of ratings and weights. (default: recognised if it is clear)", rich_help_panel=_READING
+            help="Decimal mark of ratings, weights and attributes. (default: recognised if it is clear)",
+            rich_help_panel=_READING,
         ),
     ] = None,
     skip_bad_rows: Annotated[

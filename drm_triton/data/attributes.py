@@ -1,4 +1,4 @@
-"""Attributes of items and users: a table with one row for each, read from a file and joined to a data set by id.
+"""Attributes of items and users: a table with one row for each, joined to a data set by id.
 
 A column of text is a category. A column of lists of text, or of text with the separator `|` as in "Drama|Comedy", holds
 tags. Numbers, truth values and dates stay what they are. A column `title` holds titles.
@@ -6,10 +6,7 @@ tags. Numbers, truth values and dates stay what they are. A column `title` holds
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -17,35 +14,6 @@ from drm_triton.errors import InputError
 
 RESERVED = ("id", "title")  # columns of the tables of users and items that are no attributes
 TAGS = "|"  # separates tags
-SEPARATORS = (",", "\t", ";")
-DECIMAL_COMMA = r"^\s*[+-]?\d+(,\d+)?\s*$"
-READERS: dict[str, Callable[[io.BytesIO], pl.DataFrame]] = {
-    ".parquet": pl.read_parquet,
-    ".pq": pl.read_parquet,
-    ".jsonl": pl.read_ndjson,
-    ".ndjson": pl.read_ndjson,
-}
-
-
-def read_attributes(path: str | Path, kind: str) -> pl.DataFrame:
-    """Read a table of attributes: CSV, TSV, JSON lines or Parquet.
-
-    Parameters
-    ----------
-    path : the file
-    kind : `item` or `user`, whose ids the table has. Its column is called `id`, or as in a table of interactions.
-    """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-        read = READERS.get(path.suffix.lower(), _read_text)
-        frame = read(io.BytesIO(content))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except pl.exceptions.PolarsError as error:
-        reason = str(error).split("\n", 1)[0]
-        raise InputError(f"{path}: not a readable table of {kind}s ({reason})") from None
-    return checked_attributes(frame, kind, str(path))
 
 
 def checked_attributes(frame: pl.DataFrame, kind: str, where: str) -> pl.DataFrame:
@@ -57,20 +25,27 @@ def checked_attributes(frame: pl.DataFrame, kind: str, where: str) -> pl.DataFra
     >>> checked_attributes(frame, "item", "movies.csv").to_dicts()[0]
     {'id': 1, 'genres': ['Drama', 'Crime'], 'year': 1994}
     """
-    from drm_triton.data.prepare.columns import spells  # not needed to load a data set
-
-    found = [c for c in frame.columns if c.casefold() == "id"] or [c for c in frame.columns if spells(c, kind)]
-    if len(found) != 1:
-        columns = ", ".join(map(repr, frame.columns))
-        problem = "no column" if not found else "several columns"
-        raise InputError(f"{where}: {problem} could contain the ids of the {kind}s ({columns}); call one of them id")
-    frame = frame.select(pl.col(found[0]).alias("id"), pl.exclude(found[0]))
+    ids = id_column(frame.columns, kind, where)
+    frame = frame.select(pl.col(ids).alias("id"), pl.exclude(ids))
     if frame["id"].null_count():
-        raise InputError(f"{where}: row {frame['id'].is_null().arg_max()} has no id; remove it, or give it one")
+        row = frame["id"].is_null().arg_max() or 0
+        raise InputError(f"{where}: row {row + 1:,} has no id; remove it, or give it one")
     if frame["id"].is_duplicated().any():
         repeated = frame["id"].filter(frame["id"].is_duplicated())[0]
         raise InputError(f"{where}: {kind} {repeated!r} has several rows; keep one row for each {kind}")
     return frame.with_columns(_typed(frame[name], where) for name in frame.columns if name not in RESERVED)
+
+
+def id_column(columns: Sequence[str], kind: str, where: str) -> str:
+    """Return the column of a table that has the ids of items or users: `id`, or as in a table of interactions."""
+    from drm_triton.data.prepare.columns import spells  # not needed to load a data set
+
+    found = [c for c in columns if c.casefold() == "id"] or [c for c in columns if spells(c, kind)]
+    if len(found) != 1:
+        listed = ", ".join(map(repr, columns))
+        problem = "no column" if not found else "several columns"
+        raise InputError(f"{where}: {problem} could contain the ids of the {kind}s ({listed}); call one of them id")
+    return found[0]
 
 
 def attributes(table: pl.DataFrame) -> list[str]:
@@ -91,8 +66,12 @@ def join(known: pl.DataFrame, given: pl.DataFrame, kind: str) -> pl.DataFrame:
     -------
     the table with the attributes; null where `given` does not have an id
     """
+    from drm_triton.data.prepare.values import id_values  # not needed to load a data set
+
     kept = known.select(name for name in RESERVED if name in known.columns)
-    ids = given["id"].cast(known["id"].dtype, strict=False)
+    whole = known["id"].dtype != pl.String
+    ids = given.select(id_values("id", given["id"].dtype, from_text=False, whole=whole, careful=True)).to_series()
+    ids = ids.cast(known["id"].dtype)
     if ids.null_count():
         odd = given["id"].filter(ids.is_null())[0]
         raise InputError(
@@ -104,21 +83,6 @@ def join(known: pl.DataFrame, given: pl.DataFrame, kind: str) -> pl.DataFrame:
     joined = kept.join(given, on="id", how="left", maintain_order="left")
     new = given.join(known.select("id"), on="id", how="anti", maintain_order="left").sort("id")
     return pl.concat([joined, new], how="diagonal")
-
-
-def _read_text(content: io.BytesIO) -> pl.DataFrame:
-    header = content.getvalue().split(b"\n", 1)[0].decode("utf-8-sig", "replace")
-    separator = max(SEPARATORS, key=header.count)
-    read = partial(pl.read_csv, separator=separator, infer_schema_length=None, try_parse_dates=True)
-    frame = read(io.BytesIO(content.getvalue()))
-    return frame if separator == "," else frame.with_columns(map(_with_decimal_point, frame))
-
-
-def _with_decimal_point(column: pl.Series) -> pl.Series:
-    """Return numbers with a decimal comma, which were read as text, as numbers."""
-    if column.dtype != pl.String or not column.drop_nulls().str.contains(DECIMAL_COMMA).all():
-        return column
-    return column.str.strip_chars().str.replace(",", ".", literal=True).cast(pl.Float64)
 
 
 def _typed(column: pl.Series, where: str) -> pl.Series:

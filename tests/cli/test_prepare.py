@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import polars as pl
@@ -175,6 +176,20 @@ def test_a_file_of_titles_without_a_header(run: Run) -> None:
     assert "put a line before it that names all 13 columns, item and title among them" in error
     Path("u.item").write_text("|".join(["item", "title", *"cdefghijklm"]) + "\n" + rows)
     assert run(*command)[0] == 0
+
+
+def test_ratings_that_are_missing_or_infinite(run: Run) -> None:
+    Path("r.csv").write_text("user,item,rating\n1,2,5\n1,3,NA\n2,3,NaN\n")
+    command = ["prepare", "table", "--raw", "r.csv", "-q", "--out"]
+    code, out, _ = run(*command, "d")
+    assert code == 0
+    assert "note: 2 of 3 rows have no rating and count as positives\n" in out
+    Path("r.csv").write_text("user,item,rating\n1,2,5\n1,3,inf\n")
+    error = fails(run, *command, "e")
+    assert "data row 2 of r.csv has a rating that is missing, infinite or not a number ('inf')" in " ".join(
+        error.split()
+    )
+    assert "--skip-bad-rows" in error
 
 
 def test_bad_rows_are_not_counted_as_dropped_by_filters(run: Run) -> None:
@@ -375,7 +390,8 @@ BAD = {
     "open quote": (b'user,item\n1,"2\n3,4\n', [], ["quotation marks"]),
     "bad ratios": (b"user,item\n1,2\n", ["--ratios", "70/30"], ["70/10/20"]),
     "negative count": (b"user,item\n1,2\n", ["--min-item=-1"], ["--min-item"]),
-    "one column": (b"user\n1\n", [], ["--separator"]),
+    "one column": (b"user\n1\n", [], ["recognised as the items"]),
+    "no separator": (b"user~item\n1~2\n", [], ["--separator"]),
     "titles without titles": (b"user,item\n1,2\n", ["--titles", "bad.csv"], ["titles"]),
     "carriage returns alone": (b"user,item\r1,2\r3,4\r", [], ["carriage return alone", "tr "]),
     "a quoted field over the limit": (b'user,item,x\n1,2,"' + b"x" * 200_000 + b'"\n', [], ["128 KB"]),
@@ -563,6 +579,31 @@ def test_threads_do_not_matter(tmp_path: Path, threads: str) -> None:
     assert json.loads(result.stdout)["checksum"] == expected
 
 
+def test_attributes_are_read_like_interactions(run: Run) -> None:
+    Path("r.csv").write_text("user,item\nann,a\nann,b\n")
+    Path("it.csv").write_text("item,added,price\na,02/04/2024,3.5\nb,05/06/2024,NA\n,05/06/2024,1\nb,05/06/2024,1,x\n")
+    command = ["prepare", "table", "--raw", "r.csv", "--items", "it.csv", "-q", "--out", "d"]
+    assert "cannot read it.csv, line 5: a row has more fields" in fails(run, *command)
+    error = fails(run, *command, "--skip-bad-rows")
+    assert (
+        "column 'added': the dates, as in 02/04/2024, may begin with day or month: give --date-format day-first"
+        in error
+    )
+    code, out, err = run(*command, "--skip-bad-rows", "--date-format", "month-first")
+    assert code == 0
+    assert "warning: 2 of 4 rows cannot be used and are left out; the first: data row 3 of it.csv has no usable" in err
+    assert "attributes of items: added (a date such as 2020-01-31); price (a number)\n" in out
+    assert "  skipped before: 2 rows; the first: data row 3 of it.csv has no usable item id\n" in out
+    assert run("info", "d")[1] == out
+    assert Dataset.load("d").items["added"].to_list() == [date(2024, 2, 4), date(2024, 5, 6)]
+    Path("lists.txt").write_text("1 10 11\n2 10\n")
+    Path("it.csv").write_text("item,added\n10,02/04/2024\n")
+    command = ["prepare", "lists", "--raw", "lists.txt", "--date-format", "day-first", "-q", "--out", "e"]
+    assert "source lists does not use --date-format" in fails(run, *command)
+    assert run(*command, "--items", "it.csv")[0] == 0
+    assert Dataset.load("e").items["added"].to_list() == [date(2024, 4, 2), None]
+
+
 def test_attributes_of_items_and_users(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("user,item\nann,a\nann,b\nbob,b\nbob,c\n")
     (tmp_path / "items.csv").write_text("item,genre,price\na,Drama|Crime,3\nb,Comedy,4\nnew,Drama,5\n")
@@ -577,7 +618,7 @@ def test_attributes_of_items_and_users(tmp_path: Path) -> None:
     assert data.items["genre"].to_list() == [["Drama", "Crime"], ["Comedy"], None, ["Drama"]]
     assert data.users["age"].to_list() == [None, 30]
     for arguments, message in (
-        (["table", "--raw", tmp_path / "r.csv", "--items", tmp_path / "absent.csv"], "absent.csv: cannot be read"),
+        (["table", "--raw", tmp_path / "r.csv", "--items", tmp_path / "absent.csv"], "there is no file"),
         (["synthetic", "--items", tmp_path / "items.csv"], "--items must be a number for source synthetic"),
         (["melon", "--synthetic", "--items", tmp_path / "items.csv"], "--items cannot describe generated data"),
     ):

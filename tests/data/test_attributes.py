@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from drm_triton import DRM, Dataset
-from drm_triton.data.attributes import attributes, read_attributes
+from drm_triton.data.attributes import attributes
+from drm_triton.data.prepare.attributes import read_attributes
 from drm_triton.errors import InputError
 
 TABLE = {"item": ["b", "a", "new"], "genre": ["Drama|Crime", "Comedy", None], "price": [1.5, 2.0, 3.0]}
@@ -26,7 +27,7 @@ def test_files_of_every_format_give_the_same_table(form: str, tmp_path: Path) ->
         frame.write_csv(path, separator="," if form == "csv" else "\t")
     else:
         (frame.write_parquet if form == "parquet" else frame.write_ndjson)(path)
-    found = read_attributes(path, "item")
+    found = read_attributes(path, "item").frame
     assert found["id"].to_list() == TABLE["item"]
     assert found["genre"].to_list() == [["Drama", "Crime"], ["Comedy"], None]
     assert found["price"].to_list() == TABLE["price"]
@@ -63,7 +64,7 @@ def test_titles_of_the_table_replace_those_of_the_data_set() -> None:
         ({"genre": ["x"]}, "no column could contain the ids of the items"),
         ({"item": ["a"], "movie": ["b"]}, "several columns could contain the ids"),
         ({"item": ["a", "a"], "x": [1, 2]}, "item 'a' has several rows"),
-        ({"item": ["a", None], "x": [1, 2]}, "row 1 has no id"),
+        ({"item": ["a", None], "x": [1, 2]}, "row 2 has no id"),
         ({"item": ["a"], "x": [float("nan")]}, "column 'x' has values that are not finite"),
         ({"item": ["a"], "x": [{"y": 1}]}, "column 'x' has type Struct"),
     ],
@@ -73,18 +74,22 @@ def test_bad_tables(table: dict[str, list[Any]], message: str) -> None:
         small().with_attributes(pl.DataFrame(table, strict=False))
 
 
+def test_ids_are_not_changed_to_fit() -> None:
+    data = Dataset.from_csr(([0, 1], [0]))
+    assert data.with_attributes(pl.DataFrame({"item": [0.0, 7.0]})).item_ids.to_list() == [0, 7]
+    for odd in ("007", 1.5):
+        with pytest.raises(InputError, match=f"item {odd!r} cannot be an id"):
+            data.with_attributes(pl.DataFrame({"item": [odd]}))
+
+
 def test_ids_of_another_kind(tmp_path: Path) -> None:
     data = Dataset.from_csr(([0, 1], [0]))
     with pytest.raises(InputError, match="item 'x' cannot be an id of this data, whose item ids are integers"):
         data.with_attributes(pl.DataFrame({"item": ["x"]}))
     (tmp_path / "bad.parquet").write_text("no")
-    for name, message in (("bad.parquet", "not a readable table"), ("absent.csv", "cannot be read")):
+    for name, message in (
+        ("bad.parquet", "damaged, or not a Parquet file"),
+        ("absent.csv", "there is no file .* check `items`"),
+    ):
         with pytest.raises(InputError, match=message):
             read_attributes(tmp_path / name, "item")
-
-
-def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
-    (tmp_path / "items.csv").write_text("item;price;name\na;3,5;x,y\nb;4;z\nc;;w\n")
-    found = read_attributes(tmp_path / "items.csv", "item")
-    assert found["price"].to_list() == [3.5, 4.0, None]
-    assert found["name"].to_list() == ["x,y", "z", "w"]

@@ -19,10 +19,10 @@ import polars as pl
 
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.prepare.codes import Interactions, to_codes
-from drm_triton.data.prepare.description import describe_rows
+from drm_triton.data.prepare.description import describe_rows, skipped_text
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.raw import RawInteractions
-from drm_triton.data.prepare.read import IDS, Rows, collect
+from drm_triton.data.prepare.read import IDS, collect
 from drm_triton.data.prepare.spill import Pairs, stored_codes
 from drm_triton.data.prepare.values import is_missing
 from drm_triton.data.split import PAPER_RATIOS, SPLITS, check_ratios
@@ -78,7 +78,7 @@ def build(raw: RawInteractions, options: BuildOptions, reporter: Reporter = SILE
         rows = collect(raw, options)
         frame, described = rows.frame, describe_rows(rows)
         bad = rows.known
-        warn_skipped(rows)
+        warn_skipped(described.get("skipped"), len(frame))
         step.note(counted(len(frame), "row"))
         del rows
     with reporter.step("filter") as step:
@@ -181,24 +181,30 @@ def keep_rated(
     return kept.drop("keep", "rating"), others
 
 
-def warn_skipped(rows: Rows) -> None:
-    """Warn of rows that were skipped."""
-    if rows.skipped:
-        total = rows.skipped + len(rows.frame)
-        warn(f"{rows.skipped:,} of {total:,} rows cannot be used and are left out; the first: {rows.first_skipped}")
+def warn_skipped(skipped: Mapping[str, Any] | None, kept: int) -> None:
+    """Warn of rows that were skipped, if there are any: an entry of meta.json, and the number of the other rows."""
+    if skipped:
+        total = skipped["rows"] + kept
+        warn(f"{skipped['rows']:,} of {total:,} rows cannot be used and are left out; {skipped_text(skipped)}")
 
 
 def warn_missing(user_ids: pl.Series, item_ids: pl.Series, raw: RawInteractions) -> None:
-    """Warn of ids that are spelled like a missing value."""
-    for role, ids in (("user", user_ids), ("item", item_ids)):
-        if not (raw.text and raw.has_columns) or ids.dtype != pl.String:
-            continue
-        missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
-        if len(missing):
-            warn(
-                f"{raw.name} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
-                "`skip_bad_rows` to leave out these rows if it means that the id is missing"
-            )
+    """Warn of ids in text files that are spelled like a missing value."""
+    if raw.text and raw.has_columns:
+        warn_missing_ids(user_ids, "user", raw.name)
+        warn_missing_ids(item_ids, "item", raw.name)
+
+
+def warn_missing_ids(ids: pl.Series, role: str, where: str) -> None:
+    """Warn if one of the ids of users or items, called `id`, is spelled like a missing value."""
+    if ids.dtype != pl.String:
+        return
+    missing = ids.filter(ids.to_frame().select(is_missing(pl.col("id"))).to_series())
+    if len(missing):
+        warn(
+            f"{where} has rows with the {role} id {missing[0]!r}, which is taken for the id of one {role}: give "
+            "`skip_bad_rows` to leave out these rows if it means that the id is missing"
+        )
 
 
 def sizes_text(interactions: int, users: int, items: int) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import polars as pl
+
 from drm_triton.data.prepare.columns import WEIGHT_NAMES, listing, plain, spells
 from drm_triton.data.prepare.raw import RawInteractions
 from drm_triton.data.prepare.read import SAMPLE_ROWS, Rows
+from drm_triton.progress import counted
 
 _RATING_ENDS = ("rating", "score", "stars")  # of names that are not recognised
 _EPOCH = datetime(1970, 1, 1)  # in UTC
@@ -55,12 +58,26 @@ def describe_rows(rows: Rows) -> dict[str, Any]:
             for role, column in raw.roles.items()
         }
         described["ignored_columns"] = list(raw.ignored)
-        described["notes"] = list(raw.notes)
+        described["notes"] = [*raw.notes, *_missing_ratings(rows.frame)]
     if raw.title_columns:
         described["title_columns"] = dict(raw.title_columns)
     if rows.skipped:
-        described["skipped"] = {"rows": rows.skipped, "first": rows.first_skipped}
+        described["skipped"] = {"rows": rows.skipped, "first": rows.first_skipped, "lines": rows.lines}
     return described
+
+
+def skipped_text(skipped: Mapping[str, Any]) -> str:
+    """Return what else is to say about rows that were skipped: the first, and how many lines are lost altogether."""
+    text = f"the first: {skipped['first']}"
+    if lines := skipped.get("lines"):
+        text += f"; user and item are unknown in {counted(lines, 'line')}, so they may be recommended"
+    return text
+
+
+def _missing_ratings(frame: pl.DataFrame) -> list[str]:
+    """Return the note that rows without a rating count. With a threshold, none of them has been kept so far."""
+    missing = frame["rating"].fill_nan(None).null_count() if "rating" in frame.columns else 0
+    return [f"{missing:,} of {len(frame):,} rows have no rating and count as positives"] if missing else []
 
 
 def _examples(raw: RawInteractions) -> dict[str, Any]:

@@ -262,7 +262,7 @@ class Inputs:
         file = InputFile(str(path), path)
         try:
             if path.stat().st_size == 0:
-                raise InputError(f"{path} is empty: give a file with interactions")
+                raise InputError(f"{path} is empty: check `{self.parameter}`")
             kind = file.kind
             if printable(path) != str(path):  # Polars takes only names in UTF-8
                 link = self._new_path(printable(file.suffix))

@@ -96,7 +96,7 @@ def build_parts(raw: RawInteractions, options: PartsOptions, reporter: Reporter 
         read = collect(raw, BuildOptions())
         frame, described = read.frame, describe_rows(read)
         dropped, bad = [], read.known  # rows that filters remove, and bad rows
-        warn_skipped(read)
+        warn_skipped(described.get("skipped"), len(frame))
         step.note(counted(len(frame), "row"))
         del read
     steps = [_step("read", frame)]

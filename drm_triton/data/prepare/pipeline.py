@@ -15,11 +15,12 @@ import polars as pl
 from drm_triton import atomic
 from drm_triton._version import __version__
 from drm_triton.data import data_dir, store
-from drm_triton.data.attributes import attributes, read_attributes
+from drm_triton.data.attributes import attributes
 from drm_triton.data.conditions import kind_of
 from drm_triton.data.dataset import Dataset
 from drm_triton.data.leaderboards import PublicSplit
 from drm_triton.data.prepare import synthetic
+from drm_triton.data.prepare.attributes import ATTRIBUTE_FIELDS, read_attributes
 from drm_triton.data.prepare.build import BuildOptions, build
 from drm_triton.data.prepare.download import fetch_source
 from drm_triton.data.prepare.failures import read_errors
@@ -68,7 +69,8 @@ def prepare(
     parts : mapping from train, test and perhaps valid to a file, optional
         Files that are already split, for the sources table and lists; `raw` must be None.
     tables : mapping from items and users to a file, optional
-        Tables of attributes; `Dataset.with_attributes` describes them.
+        Tables of attributes; `Dataset.with_attributes` describes them. The encoding, the decimal mark, the dates and
+        the bad rows of `file_format` are theirs too.
 
     Returns
     -------
@@ -86,15 +88,20 @@ def prepare(
     if options is None:
         is_split = parts is not None or source.public_split is not None
         options = PartsOptions() if is_split else default_options(source)
-    found = {name: read_attributes(file, name.removesuffix("s")) for name, file in (tables or {}).items()}
-    data = _read(source, parts or raw or (), file_format or FileFormat(), options, reporter, own_filter)
+    file_format, tables = file_format or FileFormat(), tables or {}
+    used = source.reads | (ATTRIBUTE_FIELDS if tables else frozenset())
+    if unused := sorted(_given(file_format).keys() - used):
+        raise InputError(f"source {source.name} does not use `{unused[0]}`: leave it out, or use source table")
+    found = {name: read_attributes(file, name.removesuffix("s"), file_format) for name, file in tables.items()}
+    data = _read(source, parts or raw or (), file_format, options, reporter, own_filter)
     if found:
-        with_tables = data.with_attributes(**found)
+        with_tables = data.with_attributes(**{name: table.frame for name, table in found.items()})
         with_tables.meta["attributes"] = {
             name: {
-                "file": str(Path((tables or {})[name]).name),
-                "columns": {column: kind_of(table[column].dtype) for column in attributes(table)},
-                "rows": len(table),
+                "file": str(Path(tables[name]).name),
+                "columns": {column: kind_of(table.frame[column].dtype) for column in attributes(table.frame)},
+                "rows": len(table.frame),
+                "skipped": table.skipped,
                 "added": len(getattr(with_tables, name)) - len(getattr(data, name)),
             }
             for name, table in found.items()
@@ -185,9 +192,6 @@ def _read(
     own_filter: bool = True,
 ) -> Dataset:
     """Read a source's files, or a file for each part, and build the data set."""
-    given: Mapping[str, Any] = {name: value for name, value in asdict(file_format).items() if value is not None}
-    if unused := sorted(given.keys() - source.reads):
-        raise InputError(f"source {source.name} does not use `{unused[0]}`: leave it out, or use source table")
     with tempfile.TemporaryDirectory(prefix="drm-triton-") as scratch, ThreadPoolExecutor(1) as pool:
         with reporter.step("open"):
             if isinstance(raw, Mapping):
@@ -201,10 +205,15 @@ def _read(
             interactions = replace(interactions, own_filter=None)
         checksums = pool.submit(sha256, interactions.files)  # in parallel to reading: hashing releases the GIL
         data = _build(interactions, options, reporter)
-        data.meta |= {"files": checksums.result(), "reading": given}
+        data.meta |= {"files": checksums.result(), "reading": _given(file_format)}
     if source.public_split is not None:
         _recognise(data, source.name, source.public_split)
     return data
+
+
+def _given(file_format: FileFormat) -> dict[str, Any]:
+    """Return the fields that are not to be recognised from the files."""
+    return {name: value for name, value in asdict(file_format).items() if value is not None}
 
 
 def _build(raw: RawInteractions, options: BuildOptions | PartsOptions, reporter: Reporter) -> Dataset:

@@ -15,6 +15,7 @@ from drm_triton.errors import InputError
 from drm_triton.names import WEIGHT_RANGE, DecimalMark, SplitPart
 
 SKIP_LINES = "; or give `skip_bad_rows` to leave out all such lines"  # advice about a file that cannot be read
+SKIP_ROWS = ", or give `skip_bad_rows` to leave out all such rows"  # advice about a row that cannot be used
 DATE_ORDERS = ("day-first", "month-first")  # values of `date_format` besides patterns
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from drm_triton.data.prepare.failures import read_errors
-from drm_triton.data.prepare.raw import DATE_ORDERS, RawInteractions, RawTable
+from drm_triton.data.prepare.raw import DATE_ORDERS, SKIP_ROWS, RawInteractions, RawTable
 from drm_triton.data.prepare.values import (
     SMALL_INTEGERS,
     WHOLE_NUMBER,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 IDS = ("user", "item")
 PART_TYPE = pl.Enum(SPLIT_PARTS)  # of the column `part`
+EITHER_ORDER = "may begin with day or month"  # what is wrong with a date such as 02/04/2024
 _GROUP = 200  # files in one query
 SAMPLE_ROWS = 1000  # rows that decide whether ids are whole numbers, and how times are written
 
@@ -48,7 +49,8 @@ class Rows:
     dates : the times are dates, in microseconds
     skipped : number of rows that were left out because they cannot be used
     first_skipped : the first of them, and what is wrong with it
-    place : number of the table that contains it, and of the row in this table, both from 0
+    lines : number of them that are lines that cannot be read, so that user and item are not known
+    place : number of the table that contains the first, and of the row in this table, both from 0
     known : user and item of those of them that have both
     """
 
@@ -57,6 +59,7 @@ class Rows:
     dates: bool = False
     skipped: int = 0
     first_skipped: str = ""
+    lines: int = 0
     place: tuple[int, int] = (0, 0)
     known: pl.DataFrame | None = None
 
@@ -76,10 +79,10 @@ def collect(raw: RawInteractions, options: BuildOptions) -> Rows:
     first = next((k for k, table in enumerate(tables) if table.skipped), None)
     if first is None:
         return rows
-    total = rows.skipped + sum(table.skipped for table in tables)
-    if rows.skipped and rows.place < (first, tables[first].rows_before_skipped):
-        return replace(rows, skipped=total)
-    return replace(rows, skipped=total, first_skipped=tables[first].first_skipped)
+    lines = sum(table.skipped for table in tables)
+    is_row = rows.skipped and rows.place < (first, tables[first].rows_before_skipped)
+    first_skipped = rows.first_skipped if is_row else tables[first].first_skipped
+    return replace(rows, skipped=rows.skipped + lines, first_skipped=first_skipped, lines=lines)
 
 
 def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
@@ -102,7 +105,7 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
         schema = _schema(view)
         columns = {}
         for role in IDS:
-            _check_id_type(raw, schema[role], role)
+            check_id_type(raw.name, schema[role], role)
             columns[role] = id_values(role, schema[role], raw.text, whole[role], careful, refuse_missing=skip)
         if "rating" in schema and (options.min_rating is not None or not is_weight):
             # The rating itself is for the record. Float32 takes half the memory.
@@ -112,7 +115,7 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
             columns["event"] = pl.col("event").cast(pl.String).str.strip_chars().fill_null("")
         if options.split in NEEDS_TIME:
             sample, order = partial(_sample, view, "timestamp"), partial(_date_order, raw)
-            time = time_values(schema["timestamp"], sample, file_format.date_format, order)
+            time = time_values("timestamp", schema["timestamp"], sample, file_format.date_format, order)
             columns["time"] = time[0]
         if "weight" in schema:
             columns["weight"] = weight_values(schema["weight"], columns.get("keep"), careful, decimal)
@@ -141,7 +144,8 @@ def _collect_rows(raw: RawInteractions, options: BuildOptions) -> Rows:
         raise InputError(f"{problem}: {advice}")
     usable = pl.all_horizontal(pl.col(lost).is_not_null())
     good, known = frame.filter(usable), frame.filter(~usable).select(IDS).drop_nulls()
-    return Rows(raw, good, time is not None and time[1], len(frame) - len(good), problem, place, known)
+    dates = time is not None and time[1]
+    return Rows(raw, good, dates, len(frame) - len(good), problem, place=place, known=known)
 
 
 def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], options: BuildOptions) -> None:
@@ -159,10 +163,11 @@ def _check_needs(raw: RawInteractions, schema: Mapping[str, pl.DataType], option
             raise InputError(f"{raw.name}: {step} needs a {role} for each interaction, {problem} {otherwise}")
 
 
-def _check_id_type(raw: RawInteractions, dtype: pl.DataType, role: str) -> None:
+def check_id_type(where: str, dtype: pl.DataType, role: str) -> None:
+    """Refuse ids of a type that is neither a number nor text."""
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         raise InputError(
-            f"{raw.name} has {role} ids of type {dtype}, which cannot be used: make them whole numbers or text"
+            f"{where} has {role} ids of type {dtype}, which cannot be used: make them whole numbers or text"
         )
 
 
@@ -270,11 +275,15 @@ def _decimal_mark(raw: RawInteractions, schema: Mapping[str, pl.DataType], lost:
         if comma != point:
             return "comma" if comma else "point"
         if has_comma and not comma:
-            raise InputError(
-                f"{raw.name}: the commas in the {role}s, as in 1,234, may be decimal marks or group digits: give "
-                '`decimal="comma"` or `decimal="point"`'
-            )
+            raise decimal_error(f"{raw.name}: the commas in the {role}s")
     return None
+
+
+def decimal_error(commas: str) -> InputError:
+    """Return the error for commas that may be decimal marks or not, after the words that say where they are."""
+    return InputError(
+        f'{commas}, as in 1,234, may be decimal marks or group digits: give `decimal="comma"` or `decimal="point"`'
+    )
 
 
 def _date_order(raw: RawInteractions) -> str:
@@ -282,20 +291,24 @@ def _date_order(raw: RawInteractions) -> str:
     shown = _collect(raw, _concat(raw).select(*(e.alias(str(k)) for k, e in enumerate(date_evidence()))))
     day_first, month_first = shown.row(0)
     if day_first == month_first:
-        problem = "begin with a day in some rows and a month in others" if day_first else "may begin with day or month"
+        problem = "begin with a day in some rows and a month in others" if day_first else EITHER_ORDER
         example = _sample(raw, "timestamp")[0]
-        raise InputError(
-            f"{raw.name}: the dates, as in {example}, {problem}: give `date_format` {' or '.join(DATE_ORDERS)}, or a "
-            "pattern such as '%d/%m/%Y %H:%M'"
-        )
+        raise date_error(f"{raw.name}: the dates, as in {example}, {problem}")
     return DATE_ORDERS[0] if day_first else DATE_ORDERS[1]
+
+
+def date_error(problem: str) -> InputError:
+    """Return the error for dates whose order of day and month is not known."""
+    return InputError(
+        f"{problem}: give `date_format` {' or '.join(DATE_ORDERS)}, or a pattern such as '%d/%m/%Y %H:%M'"
+    )
 
 
 _EXAMPLE = "for example '%d/%m/%Y %H:%M'"
 _PROBLEMS = {  # column that has a null -> role, what is wrong
     "user": ("user", "has no usable user id"),
     "item": ("item", "has no usable item id"),
-    "keep": ("rating", "has a rating that is missing or not a number"),
+    "keep": ("rating", "has a rating that is missing, infinite or not a number"),
     "time": ("timestamp", "has a time that is neither a number nor a date like that of other rows"),
     "weight": ("weight", f"has a weight that is not a number from {WEIGHT_RANGE[0]:g} to {WEIGHT_RANGE[1]:g}"),
 }
@@ -332,7 +345,7 @@ def _advice(raw: RawInteractions, column: str) -> str:
         advice += f", or name another column as `{role}`"
         advice += f" (`{role}` '' ignores ratings)" if column == "keep" else ""
     if raw.has_columns:
-        advice += ", or give `skip_bad_rows` to leave out all such rows"
+        advice += SKIP_ROWS
     if raw.has_columns and column == "time":
         given = raw.file_format.date_format
         advice += f"; check `date_format` {given!r}" if given else f"; if it is a date, give `date_format`, {_EXAMPLE}"

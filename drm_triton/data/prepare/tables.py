@@ -30,6 +30,10 @@ from drm_triton.data.prepare.raw import SKIP_LINES, FileFormat, RawInteractions,
 from drm_triton.data.prepare.text import first_lines, scan_text, to_utf8
 from drm_triton.errors import InputError
 
+# Names of files that look like a table.
+PATTERNS = (
+    "*.csv", "*.tsv", "*.psv", "*.txt", "*.dat", "*.data", "*.parquet", "*.pq", "*.json", "*.jsonl", "*.ndjson"
+)  # fmt: skip
 # Fields of `FileFormat` that tables use.
 TABLE_FIELDS = frozenset(
     {*ROLES, "columns", "separator", "encoding", "decimal", "date_format", "event_weight", "skip_bad_rows"}
@@ -85,23 +89,17 @@ def read_tables(
     if given["weight"] is None and "weight" in (file_format.columns or ()):
         given["weight"] = "weight"  # named by its position
     for file in files:
-        scanned = scan(inputs, file, file_format)
+        find = partial(find_columns, given=given, where=file.name)
+        scanned, columns = open_table(inputs, file, file_format, find)
         try:
-            columns = scanned.columns()
-        except InputError:
-            if scanned.kind != "lines":
-                raise
-            scanned = _without_bad_lines(inputs, scanned, given, bool(file_format.skip_bad_rows))
-            columns = scanned.columns()
-        try:
-            found = find_columns(columns, given, file.name)
+            found = find(columns)
         except NoColumnError as error:
             row = _without_suffixes(columns)
             if scanned.kind == "text" and not file_format.columns and looks_like_data(row):
                 raise NoHeaderError(error, row) from None
             raise
         used = _used(found, file_format, file.name)
-        tables.append(_table(inputs, scanned, used, columns, file_format))
+        tables.append(as_table(inputs, scanned, used, columns, file_format, tuple(used.values())))
         kinds.add(scanned.kind)
         found_in.append(found)
         columns_of.append(columns)
@@ -120,10 +118,41 @@ def _without_suffixes(columns: Sequence[str]) -> list[str]:
     return [column.partition("_duplicated_")[0] for column in columns]
 
 
-def _table(
-    inputs: Inputs, scanned: Scanned, found: Mapping[str, str], columns: Sequence[str], file_format: FileFormat
+def open_table(
+    inputs: Inputs, file: InputFile, file_format: FileFormat, find: Callable[[Sequence[str]], Mapping[str, str]]
+) -> tuple[Scanned, list[str]]:
+    """Open one table. Also return the names of its columns.
+
+    Parameters
+    ----------
+    find : returns those of the columns that must be numbers or text, by role
+    """
+    scanned = scan(inputs, file, file_format)
+    try:
+        return scanned, scanned.columns()
+    except InputError:
+        if scanned.kind != "lines":
+            raise
+    scanned = _without_bad_lines(inputs, scanned, find, bool(file_format.skip_bad_rows))
+    return scanned, scanned.columns()
+
+
+def as_table(
+    inputs: Inputs,
+    scanned: Scanned,
+    found: Mapping[str, str],
+    columns: Sequence[str],
+    file_format: FileFormat,
+    simple: Sequence[str],
 ) -> RawTable:
-    """Return the columns that have a role."""
+    """Return a table that was opened.
+
+    Parameters
+    ----------
+    found : role -> column to read
+    columns : names of all columns
+    simple : columns that must be numbers or text
+    """
     roles = [pl.col(name).alias(role) for role, name in found.items()]
     file, frame, quick, unit, is_good = scanned.file, scanned.frame, None, "row", scanned.is_good
     if scanned.kind == "text":
@@ -131,7 +160,7 @@ def _table(
         unit = "row" if file_format.columns else "data row"
     elif scanned.kind == "lines":
         quick, frame = frame.select(roles), _scan_lines(file, sample=None)
-        is_good = partial(_is_row, columns=tuple(found.values()))
+        is_good = partial(_is_row, columns=simple)
     table = RawTable(file.name, frame.select(roles), str, quick, unit, columns)
     if is_good is None:
         return table
@@ -166,7 +195,9 @@ def _without_lines(table: RawTable, scanned: Scanned, skipped: SkippedLines, fil
     )
 
 
-def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str | None], skip: bool) -> Scanned:
+def _without_bad_lines(
+    inputs: Inputs, scanned: Scanned, find: Callable[[Sequence[str]], Mapping[str, str]], skip: bool
+) -> Scanned:
     """Return JSON lines without those that are no objects, or have a list or an object in a column with a role.
 
     If they are not to be skipped, raise an error that names the first.
@@ -176,7 +207,7 @@ def _without_bad_lines(inputs: Inputs, scanned: Scanned, given: Mapping[str, str
         rows = [json.loads(line) for line in itertools.islice(lines, 1000) if line.strip()]
     is_good = scanned.is_good
     if rows:
-        found = find_columns(list(dict.fromkeys(itertools.chain(*rows))), given, scanned.file.name)
+        found = find(list(dict.fromkeys(itertools.chain(*rows))))
         is_good = partial(_is_row, columns=tuple(found.values()))
     if not skip:
         try:
@@ -272,7 +303,7 @@ def scan(inputs: Inputs, file: InputFile, file_format: FileFormat) -> Scanned:
     file = to_utf8(inputs, file, file_format)
     lines = first_lines(file)
     if not any(line.strip() for line in lines):
-        raise InputError(f"{file.name} is empty: give a file with interactions")
+        raise InputError(f"{file.name} is empty: check `{inputs.parameter}`")
     start = next(line for line in lines if line.strip()).lstrip("\ufeff \t")
     if start.startswith("{") or file.suffix in (".jsonl", ".ndjson"):
         _refuse_columns(file, file_format)

@@ -9,7 +9,7 @@ from functools import partial
 
 import polars as pl
 
-from drm_triton.data.prepare.columns import ROLES, listing, spells
+from drm_triton.data.prepare.columns import ROLES, listing, plain, spells
 from drm_triton.data.prepare.failures import read_errors
 from drm_triton.data.prepare.inputs import InputFile, Inputs, printable
 from drm_triton.data.prepare.raw import FileFormat
@@ -116,6 +116,9 @@ def scan_text(
             "`tr '\\r' '\\n'`"
         )
     separator = given_separator(file_format) or guess_separator(lines, file.suffix)
+    header = lines[0].lstrip("\ufeff").strip()
+    if separator is None and (plain(header) == "id" or any(spells(header, role) for role in ("user", "item"))):
+        separator = ","  # the only column has the ids
     if separator is None:
         raise InputError(
             f"{file.name}: no common separator divides its first line {lines[0][:80]!r} into columns; give `separator`"

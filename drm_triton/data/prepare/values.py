@@ -115,18 +115,20 @@ def shows_decimal(role: str) -> tuple[pl.Expr, pl.Expr, pl.Expr]:
 def is_kept(dtype: pl.DataType, min_rating: float | None, careful: bool, decimal: str | None = None) -> pl.Expr:
     """Return whether a rating reaches `min_rating` or, without a threshold, is above 0 or missing.
 
-    The result is null if a rating is not a number or, with a threshold, missing.
+    The result is null if a rating is infinite, not a number or, with a threshold, missing.
     """
     number = rating_values(dtype, careful, decimal)
+    finite = pl.when(number.is_finite())
     if min_rating is not None:
-        return pl.when(number.is_not_nan()).then(number >= min_rating)
+        return finite.then(number >= min_rating)
     missing = pl.col("rating").is_null()
     if dtype == pl.String and careful:
         missing |= is_missing(pl.col("rating"))
-    return pl.when(missing | number.is_nan()).then(True).otherwise(number > 0)
+    return pl.when(missing | number.is_nan()).then(True).otherwise(finite.then(number > 0))
 
 
 def time_values(
+    role: str,
     dtype: pl.DataType,
     sample: Callable[[], pl.Series],
     date_format: str | None = None,
@@ -136,12 +138,12 @@ def time_values(
 
     Parameters
     ----------
-    dtype : type of the column ``timestamp``
+    role, dtype : name and type of the column
     sample : returns its first values, which decide how text is read
     date_format : how dates are written, if given: see `FileFormat`
     date_order : returns the order of day and month in dates such as 02/04/2024, or raises an error
     """
-    column = pl.col("timestamp")
+    column = pl.col(role)
     if dtype.is_temporal():
         return column.cast(pl.Datetime("us")).cast(pl.Int64), True
     if dtype.is_float():

@@ -40,6 +40,29 @@ def test_ratings_of_zero_or_less_are_no_positives(table: MakeTable) -> None:
         assert "rating > 0" not in str(table("user,item,rating\n1,10,5\n").meta["steps"])
 
 
+@pytest.mark.parametrize("word", ["", "NA", "NaN"])
+def test_missing_ratings_are_positives_that_are_counted(table: MakeTable, word: str) -> None:
+    data = table(f"user,item,rating\n1,10,5\n1,11,{word}\n2,12,{word}\n")
+    assert kept(data) == [10, 11, 12]
+    assert data.meta["notes"] == ["2 of 3 rows have no rating and count as positives"]
+    assert table("user,item,rating\n1,10,5\n").meta["notes"] == []
+
+
+@pytest.mark.parametrize("word", ["inf", "-inf", "Infinity"])
+@pytest.mark.parametrize("min_rating", [None, 1])
+def test_infinite_ratings_are_refused(table: MakeTable, word: str, min_rating: float | None) -> None:
+    content = f"user,item,rating\n1,10,5\n1,11,{word}\n"
+    with pytest.raises(InputError, match=r"data row 2 .* infinite or not a number \('.*'\): correct or remove"):
+        table(content, min_rating=min_rating)
+    with pytest.warns(UserWarning, match="1 of 2 rows cannot be used"):
+        data = table(content, min_rating=min_rating, skip_bad_rows=True)
+    assert kept(data) == [10]
+    assert data.dropped_elsewhere is not None
+    assert data.dropped_elsewhere.rows() == [(1, 11)]
+    with pytest.raises(InputError, match=r"row 2 of the frame .* infinite or not a number"):
+        Dataset.from_frame(pl.DataFrame({"user": [1, 1], "item": [1, 2], "rating": [5.0, float(word)]}))
+
+
 def test_ratings_of_a_frame() -> None:
     frame = pd.DataFrame({"user": [1, 1, 2, 2], "item": [1, 2, 1, 2], "rating": [5, 0, float("nan"), -2]})
     with pytest.warns(UserWarning, match="2 of 4 rows of the frame"):
@@ -182,7 +205,7 @@ def test_usual_names_count_only_if_there_is_no_better_one(table: MakeTable) -> N
 def test_missing_values_in_columns_that_are_not_used(table: MakeTable, word: str) -> None:
     content = f"user,item,rating,date,price\n1,10,5,{word},{word}\n1,11,{word},1,{word}\n"
     assert kept(table(content)) == [10, 11]
-    with pytest.raises(InputError, match=r"data row 2 .* missing or not a number.*`skip_bad_rows`"):
+    with pytest.raises(InputError, match=r"data row 2 .* missing, infinite or not a number.*`skip_bad_rows`"):
         table(content, min_rating=1)
     with pytest.warns(UserWarning, match=r"1 of 2 rows cannot be used and are left out; the first: data row 2 of"):
         assert kept(table(content, min_rating=1, skip_bad_rows=True)) == [10]
@@ -264,6 +287,16 @@ def test_the_first_bad_row_of_several_files_is_named(tmp_path: Path) -> None:
                 BuildOptions(min_rating=1),
                 overwrite=True,
             )
+
+
+def test_pairs_of_lines_that_cannot_be_read_are_not_known(table: MakeTable) -> None:
+    content = "user,item,rating\n1,10,5\n1,11,5,extra,field\n2,11,5\n2,10,bad\n"
+    with pytest.warns(UserWarning, match="user and item are unknown in 1 line, so they may be recommended"):
+        data = table(content, min_rating=1, skip_bad_rows=True)
+    assert data.meta["skipped"]["rows"] == 2
+    assert (data.meta["skipped"]["lines"], data.meta["skipped"]["pairs"]) == (1, 1)
+    assert data.dropped.row(0).tolist() == []
+    assert data.dropped.row(1).tolist() == [0]
 
 
 def test_pairs_of_bad_rows_are_counted_apart(table: MakeTable) -> None:

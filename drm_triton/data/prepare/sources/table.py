@@ -7,21 +7,7 @@ from dataclasses import replace
 from drm_triton.data.prepare.inputs import Inputs
 from drm_triton.data.prepare.raw import FileFormat, RawInteractions
 from drm_triton.data.prepare.sources.base import Source
-from drm_triton.data.prepare.tables import TABLE_FIELDS, read_tables, read_titles
-
-_PATTERNS = (
-    "*.csv",
-    "*.tsv",
-    "*.psv",
-    "*.txt",
-    "*.dat",
-    "*.data",
-    "*.parquet",
-    "*.pq",
-    "*.json",
-    "*.jsonl",
-    "*.ndjson",
-)
+from drm_triton.data.prepare.tables import PATTERNS, TABLE_FIELDS, read_tables, read_titles
 
 
 def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
@@ -32,9 +18,9 @@ def read(inputs: Inputs, file_format: FileFormat) -> RawInteractions:
         title_inputs = Inputs([file_format.titles], inputs.scratch, "titles")
         # The file of titles has its own header, separator and column names.
         title_format = FileFormat(encoding=file_format.encoding)
-        file = title_inputs.find(_PATTERNS, "the table of titles")
+        file = title_inputs.find(PATTERNS, "the table of titles")
         titles, described = read_titles(title_inputs, file, title_format)
-    return replace(read_tables(inputs, inputs.all(_PATTERNS), file_format, titles), title_columns=described)
+    return replace(read_tables(inputs, inputs.all(PATTERNS), file_format, titles), title_columns=described)
 
 
 TABLE = Source(
