@@ -15,7 +15,8 @@ request is for the top 10 of a random user, without seen items. Modes:
 `server` is `drm-triton`, or `bare`: a FastAPI application on the same web server that gives the same answer each time,
 a constant. It bounds what any service of this kind can reach here. The servers take turns.
 
-Afterwards `bench.serve_hostile` sends half-sent headers, a long list of bad ids and generated requests.
+Afterwards `bench.serve_hostile` sends half-sent headers, many requests without reading an answer, a long list of bad
+ids, many unknown fields and generated requests.
 
 The scores of one request are 28.8K x 64 multiply-adds and read 7.4 MB.
 """

@@ -1,4 +1,8 @@
-"""Hostile clients of the service, for `bench.serve`: half-sent headers, a long list of bad ids, generated requests."""
+"""Hostile clients of the service, for `bench.serve`.
+
+Half-sent headers, many requests without reading an answer, a long list of bad ids, many unknown fields, generated
+requests.
+"""
 
 import re
 import shutil
@@ -15,6 +19,7 @@ from typing import Any
 import numpy as np
 
 HALF_SENT, DESCRIPTORS, ASKED, BAD_IDS = 300, 256, 200, 340_000
+UNREAD, PIPELINED, FIELDS = 20, 20_000, 100_000
 HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
 
@@ -51,29 +56,57 @@ def ask(port: int, request: bytes) -> tuple[int, float]:
     return int(answer.split()[1]), time.perf_counter() - start
 
 
-def half_sent_headers(port: int) -> dict[str, Any]:
-    """Hold connections with half-sent headers, more than the service has descriptors, and ask beside them."""
+def ask_beside(port: int, mode: str, connections: int, sent: bytes) -> dict[str, Any]:
+    """Open connections that send as much as is taken and read nothing, and ask beside them."""
     request = b"GET /recommendations?user=1&k=10 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    slow = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(HALF_SENT)]
-    for connection in slow:
-        connection.sendall(HALF)
+    opened = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(connections)]
+    for connection in opened:
+        connection.setblocking(False)
+        connection.send(sent)
     answers = [ask(port, request) for _ in range(ASKED)]
-    for connection in slow:
+    for connection in opened:
         connection.close()
     p50, p99 = np.quantile([seconds for _, seconds in answers], [0.5, 0.99]) * 1e3
     good = sum(status == 200 for status, _ in answers)
-    found = {"mode": "half-sent headers", "connections": HALF_SENT, "requests": ASKED, "answered": good}
+    found = {"mode": mode, "connections": connections, "requests": ASKED, "answered": good}
     return {**found, "p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2)}
+
+
+def half_sent_headers(port: int) -> dict[str, Any]:
+    """Hold connections with half-sent headers, more than the service has descriptors."""
+    return ask_beside(port, "half-sent headers", HALF_SENT, HALF)
+
+
+def pipelined(port: int, pid: int) -> dict[str, Any]:
+    """Send many small requests on each connection before an answer is read; also return the memory that they took."""
+    before = peak_mb(pid)
+    row = ask_beside(port, "pipelined", UNREAD, b"GET / HTTP/1.1\r\nHost:1\r\n\r\n" * PIPELINED)
+    return {**row, "added_mb": peak_mb(pid) - before}
+
+
+def peak_mb(pid: int) -> int:
+    """Return the largest resident memory of a process so far, in MB."""
+    (kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(kib) * 1024 // 10**6
 
 
 def long_list(port: int) -> dict[str, Any]:
     """Send a body full of ids that are none."""
-    body = b'{"liked": [1], "exclude": [' + b",".join([b"{}"] * BAD_IDS) + b"]}"
+    return refused(port, "long list", b'{"liked": [1], "exclude": [' + b",".join([b"{}"] * BAD_IDS) + b"]}")
+
+
+def many_fields(port: int) -> dict[str, Any]:
+    """Send a body full of fields that do not exist."""
+    return refused(port, "many fields", b"{" + b",".join(b'"%d":1' % number for number in range(FIELDS)) + b"}")
+
+
+def refused(port: int, mode: str, body: bytes) -> dict[str, Any]:
+    """Send a body that must be refused."""
     head = (
         "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     )
     status, seconds = ask(port, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    return {"mode": "long list", "requests": 1, "answered": int(status == 422), "max_ms": round(1e3 * seconds, 2)}
+    return {"mode": mode, "requests": 1, "answered": int(status == 422), "max_ms": round(1e3 * seconds, 2)}
 
 
 def generated_requests(port: int, examples: int) -> dict[str, Any]:
@@ -92,8 +125,9 @@ def generated_requests(port: int, examples: int) -> dict[str, Any]:
 
 def hostile(path: Path, examples: int) -> list[dict[str, Any]]:
     """Run all hostile clients against one service with few descriptors."""
-    with service(path, descriptors=DESCRIPTORS) as port:
-        rows = [half_sent_headers(port), long_list(port), generated_requests(port, examples)]
+    with running(path, descriptors=DESCRIPTORS) as (port, pid):
+        rows = [half_sent_headers(port), pipelined(port, pid), long_list(port), many_fields(port)]
+        rows.append(generated_requests(port, examples))
     for row in rows:
         print(f"{row['mode']}: {row['answered']} of {row['requests']} answered as they should", flush=True)
     return rows

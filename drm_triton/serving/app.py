@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Annotated, Any, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drm_triton._version import __version__
@@ -29,6 +30,9 @@ from drm_triton.serving.rounds import Member
 from drm_triton.serving.service import Service
 
 MAX_BODY = 1 << 20  # bytes of a request body
+MAX_LISTS = 50_000  # opening brackets of a body: a MiB of nested lists takes five times as long as one of ids
+MAX_FIELDS = 256  # fields of a query or a body: pydantic would describe each that does not exist
+TOO_MANY_FIELDS = f"At most {MAX_FIELDS} fields are allowed"
 
 
 def create_app(
@@ -164,16 +168,20 @@ def create_app(
         )
         answers[path] = answer_of(endpoint)
 
-    @app.post(
-        "/recommendations",
-        response_model=schema.NewUserRecommendations,
-        responses=described(*refused, 404, 413, 422, 500),
-    )
     async def recommend_from(user: NewUser) -> JSONResponse:
         """Return the best items for a new user, who is not in the training data, from the items the user likes."""
         rules = schema.rules_of(user)
         answer = await service.engine.recommend_from(user.liked, user.k, user.exclude, user.unknown, rules, user.only)
         return JSONResponse(answer)
+
+    app.router.add_api_route(
+        "/recommendations",
+        recommend_from,
+        methods=["POST"],
+        response_model=schema.NewUserRecommendations,
+        responses=described(*refused, 404, 413, 422, 500),
+        route_class_override=JsonRoute,
+    )
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=described(*refused, 500))
     async def show_metrics() -> PlainTextResponse:
@@ -218,11 +226,14 @@ def answer_of(endpoint: Callable[[Any], Coroutine[Any, Any, Response]]) -> Answe
     lists = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
 
     async def answer(query_string: bytes) -> Response:
-        pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+        try:
+            pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        except ValueError:
+            raise RequestValidationError([_problem(TOO_MANY_FIELDS)]) from None
         values: dict[str, Any] = dict(pairs)
         if len(values) < len(pairs):
             counts = Counter(name for name, _ in pairs if name not in lists)
-            repeated = [_problem(name, "Given more than once") for name in counts if counts[name] > 1]
+            repeated = [_problem("Given more than once", name) for name in counts if counts[name] > 1]
             if repeated:
                 raise RequestValidationError(repeated)
         values.update({name: [value for other, value in pairs if other == name] for name in lists & values.keys()})
@@ -245,6 +256,36 @@ class QueryRoute(APIRoute):
 
         async def respond(request: Request) -> Response:
             return await answer(request.scope["query_string"])
+
+        return respond
+
+
+class JsonRequest(Request):
+    """A request whose body is JSON in UTF-8. Starlette would guess other encodings, and fail on deep nesting."""
+
+    async def json(self) -> Any:
+        """Return the body."""
+        text = await self.body()
+        if text.count(b"[") > MAX_LISTS:
+            raise HTTPException(422, f"body: At most {MAX_LISTS:,} opening brackets are allowed")
+        try:
+            body = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
+            raise HTTPException(422, f"the body is not JSON in UTF-8: {error}") from None
+        if isinstance(body, dict) and len(body) > MAX_FIELDS:
+            raise HTTPException(422, f"body: {TOO_MANY_FIELDS}")
+        return body
+
+
+class JsonRoute(APIRoute):
+    """A route whose requests are `JsonRequest`s."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request."""
+        answer = super().get_route_handler()
+
+        async def respond(request: Request) -> Response:
+            return await answer(JsonRequest(request.scope, request.receive))
 
         return respond
 
@@ -273,5 +314,6 @@ class Direct:
         await found(scope, receive, send)
 
 
-def _problem(name: str, text: str) -> dict[str, Any]:
-    return {"type": "repeated", "loc": ("query", name), "msg": text}
+def _problem(text: str, *name: str) -> dict[str, Any]:
+    """Return what is wrong with a query, or with its field of this name, in the form of pydantic."""
+    return {"type": "value_error", "loc": ("query", *name), "msg": text}

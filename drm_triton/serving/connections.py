@@ -1,25 +1,25 @@
-"""Limits of connections: their number, and the time that a request may take to arrive.
+"""Limits of connections: their number, the time that a request may take to arrive, and how many may wait.
 
 uvicorn ends only connections that are idle between two requests. A client that sends half a header, and then nothing,
-would hold a connection for ever, and a few hundred such clients all file descriptors of the process.
+would hold a connection for ever, and a few hundred such clients all file descriptors of the process. uvicorn also reads
+and parses 256 KiB at a time. These may be ten thousand requests, which take seconds, and memory until each is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from drm_triton.serving.metrics import Metrics
 
 RESPONSE_SECONDS = 60  # in which a client must have taken its response
 MAX_HEADERS = 1 << 16  # bytes of a request line and its headers
+READ_BYTES = 2048  # that are read and parsed at a time
 KEPT_DESCRIPTORS = 64  # for files, pipes and connections that are just being accepted or closed
-
-# `uvicorn` declares the protocol without its attributes, which those of httptools and of h11 share.
-Base: Any = asyncio.Protocol if TYPE_CHECKING else AutoHTTPProtocol
 
 
 class Limits:
@@ -41,7 +41,7 @@ class Limits:
 
     def admit(self, new: Connection, connections: Iterable[Connection]) -> None:
         """Make room for a new connection: end the one that has waited longest for its client, or else refuse it."""
-        waiting = [other for other in connections if other is not new and not other.is_responding]
+        waiting = [other for other in connections if other is not new and other.awaits_client]
         if waiting:
             self.metrics.count("evicted")
             min(waiting, key=lambda connection: connection.since).abort()
@@ -65,31 +65,63 @@ class Limits:
                 connection.transport.close()
 
 
-class Connection(Base):  # type: ignore[misc]
-    """One connection, which knows since when it has waited for its client."""
+class Flow(FlowControl):
+    """Reads on from a client only when all its requests are answered. uvicorn would do so after each answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.transport)
+        self.connection = connection
+
+    def resume_reading(self) -> None:
+        """Read on, or not yet."""
+        if not self.connection.pipeline and not self.connection.is_responding:
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """One connection, which knows since when it has waited for its client.
+
+    It reads little at a time, and pauses if that is a request before the answer to the last one. What else the client
+    sends then waits in the system, not in memory of this process.
+    """
 
     def __init__(self, limits: Limits, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.limits = limits
         self.since = self.loop.time()  # start of the connection, of a request or of a response, whichever is the last
         self.received = 0  # bytes of the present request, until its header is complete
+        self.buffer = bytearray(READ_BYTES)
 
     @property
     def is_responding(self) -> bool:
         """Whether a whole request has arrived that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    @property
+    def awaits_client(self) -> bool:
+        """Whether only the client can go on: it must send a request, or take its response."""
+        return not self.is_responding or self.flow.write_paused
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start, or refuse, a connection."""
         super().connection_made(transport)
+        self.flow = Flow(self)
         self.limits.metrics.count("opened")
         if len(self.connections) > self.limits.most:
-            self.limits.admit(self, self.connections)
+            self.limits.admit(self, self.connections)  # type: ignore[arg-type]
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget a connection."""
         self.limits.metrics.count("closed")
         super().connection_lost(error)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Return where the next bytes are to be put."""
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Receive what was put into the buffer."""
+        self.data_received(bytes(self.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Receive a part of a request."""
@@ -107,9 +139,16 @@ class Connection(Base):  # type: ignore[misc]
                 else:
                     self.end(b"431 Request Header Fields Too Large")
         else:
+            if self.is_responding:  # the client does not wait for its response
+                self.flow.pause_reading()
             super().data_received(data)
         if self.is_responding:
             self.since, self.received = self.loop.time(), 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, but not those after a body: uvicorn would add them to the others, without end."""
+        if self.cycle is None or self.cycle.scope is not self.scope:
+            super().on_header(name, value)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""

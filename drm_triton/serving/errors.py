@@ -72,8 +72,6 @@ def _names(endpoint: Callable[..., Any] | None) -> list[str]:
 def _describe(problem: dict[str, Any], names: Sequence[str]) -> str:
     """Return one validation problem as text: where it is, and what it is. `names` are the fields that exist."""
     place, *inside = problem["loc"]
-    if problem["type"] == "json_invalid":
-        return f"the body is not JSON: {problem['ctx']['error']} at character {inside[0]}"
     where = ".".join(str(part)[:80] for part in inside) or place
     if problem["type"] == "extra_forbidden" and names:
         near = difflib.get_close_matches(where, names, n=1)

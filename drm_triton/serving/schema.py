@@ -30,9 +30,7 @@ MAX_QUERY = 200  # characters of a search for items
 
 
 def _from_json(value: object) -> object:
-    """Convert 5.0 to the integer 5, which JSON does not distinguish, and reject half of a surrogate pair."""
-    if isinstance(value, str):
-        value.encode()  # raises a ValueError, which pydantic reports as invalid input
+    """Convert 5.0 to the integer 5, which JSON does not distinguish."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

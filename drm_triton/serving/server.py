@@ -37,6 +37,7 @@ from drm_triton.serving.rounds import Member, Rounds
 from drm_triton.serving.service import Service
 
 BACKLOG = 1024  # connections that the system holds until they are accepted
+ACCEPTED = 8  # connections that are accepted at a time; several times as many fit into `KEPT_DESCRIPTORS`
 SHUTDOWN_SECONDS = 5  # time for running requests to finish when the service stops
 RESTART_SECONDS = 1.0  # pause before a worker that ended is started again
 HUP = getattr(signal, "SIGHUP", None)  # Windows has none
@@ -77,7 +78,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or []:
             # asyncio accepts as many connections at a time as it lets wait, before it looks at the first of them. So
-            # the server accepts one at a time, or it could run out of descriptors, and lets more wait.
+            # the server accepts a few at a time, or it could run out of descriptors, and lets more wait.
             listener.listen(BACKLOG)
         self.on_start()
 
@@ -125,7 +126,7 @@ def make_server(settings: Settings, model: Recommender[Any], metrics: Metrics, m
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=1,
+        backlog=ACCEPTED,
         timeout_keep_alive=max(1, round(settings.request_seconds)),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
