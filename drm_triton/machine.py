@@ -56,7 +56,7 @@ def memory() -> dict[str, int | None]:
             text = _text(folder / maximum)
             if text and text != "max" and int(text) < total:
                 limit = min(limit or total, int(text))
-                free = min(free, int(text) - int(_text(folder / current) or 0))
+                free = min(free, int(text) - int(_text(folder / current) or 0) + _cached_files(folder))
     return {"total": total, "free": free, "limit": limit}
 
 
@@ -66,6 +66,12 @@ def _cgroups() -> list[Path]:
     group = next((line[3:] for line in (_text(Path("/proc/self/cgroup")) or "").splitlines() if line[:3] == "0::"), "/")
     folder_of_process = root / group.strip("/")
     return [folder for folder in (folder_of_process, *folder_of_process.parents) if folder.is_relative_to(root)]
+
+
+def _cached_files(folder: Path) -> int:
+    """Return the bytes of files that a control group holds in memory. They count as used, and give way if need be."""
+    lines = [line.split() for line in (_text(folder / "memory.stat") or "").splitlines()]
+    return sum(int(size) for name, size in lines if name in ("active_file", "inactive_file"))
 
 
 def _text(file: Path) -> str | None:

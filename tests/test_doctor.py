@@ -472,3 +472,5 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if Path("/proc/meminfo").exists():
         memory = machine.memory()
         assert (memory["limit"], memory["free"]) == (2**20, 2**19)
+        (tmp_path / "memory.stat").write_text("anon 7\nactive_file 100\ninactive_file 20\n")
+        assert machine.memory()["free"] == 2**19 + 120
