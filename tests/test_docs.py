@@ -242,9 +242,9 @@ def workplace(request: pytest.FixtureRequest, files: Path, tmp_path: Path, monke
     folder = tmp_path / "work"
     shutil.copytree(files, folder)
     text = PAGES[request.node.callspec.params["page"]]
-    for place in ("data/ratings", "data/melon", "runs/ratings", "runs/melon"):
+    for place in ("data/ratings", "data/melon", "runs/ratings", "runs/melon", "runs/ratings-final"):
         made_there = f"--out {place}" in text or f"--run {place}" in text or f"prepare {place[5:]} " in text
-        if made_there:
+        if made_there or (place.endswith("-final") and f"refit {place.removesuffix('-final')}" in text):
             shutil.rmtree(folder / place)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("DRM_DATA", raising=False)

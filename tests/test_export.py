@@ -234,7 +234,7 @@ def test_the_examples_in_the_documentation(tmp_path: Path, monkeypatch: pytest.M
     users, items = generate(Shape(users=50, items=200, interactions=2000), 0)
     names = ["ann" if u == 0 else f"user {u}" for u in users]
     model = DRM(factors=8, epochs=2).fit(Dataset.from_frame(pl.DataFrame({"user": names, "item": items})))
-    model.save("runs/ratings")
+    model.save("runs/ratings-final")
     everything = model.recommend(["ann"], 10, exclude_seen=False)["item"].to_list()
     unseen = model.recommend(["ann"], 10)["item"].to_list()
     assert unseen != everything

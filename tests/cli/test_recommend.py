@@ -98,7 +98,8 @@ def with_attributes(model: DRM, tmp_path_factory: pytest.TempPathFactory) -> Pat
     attributes = pl.DataFrame({"id": ids, "price": ids % 20, "genre": [("rock", "jazz", "folk")[i % 3] for i in ids]})
     path = tmp_path_factory.mktemp("attributes") / "songs"
     copy = DRM(factors=8)
-    copy._tensors, copy._interactions = model.tensors, model.interactions.with_attributes(attributes)
+    copy._tensors, copy._fitted_config = model.tensors, model.fitted_config
+    copy._interactions = model.interactions.with_attributes(attributes)
     copy.save(path)
     return path
 
