@@ -400,6 +400,7 @@ def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
             assert re.search(rf"^ +- .*\b{page.name}$", navigation, re.MULTILINE), page
 
 
+@pytest.mark.slow  # `make docs` is quicker
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs MkDocs: pip install 'drm-triton[docs]'")
     pytest.importorskip("mkdocstrings", reason="the API reference needs mkdocstrings: pip install 'drm-triton[docs]'")

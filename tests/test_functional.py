@@ -306,8 +306,7 @@ class Ranker(torch.nn.Module):
     ("any_backend", "k", "weight"),
     [
         *((name, k, weight) for name in ("reference", "cpu") for k, weight in ((3, "uniform"), (None, "ap"))),
-        ("triton", None, "ap"),
-        pytest.param("triton", 3, "uniform", marks=pytest.mark.slow),
+        *(pytest.param("triton", k, weight, marks=pytest.mark.slow) for k, weight in ((3, "uniform"), (None, "ap"))),
     ],
     indirect=["any_backend"],
 )

@@ -65,7 +65,7 @@ def _part_of(model: Recommender[Any], users: range) -> Recommender[Any]:
     rows = slice(users.start, users.stop)
     part._tensors = {name: x[rows] if name in model.user_tensors else x for name, x in model.tensors.items()}
     part._interactions = model.interactions.of_users(users)
-    part._epoch, part._place = model._epoch, model._place
+    part._epoch, part._place, part._fitted_config = model._epoch, model._place, model._fitted_config
     if isinstance(model, FactorRecommender) and isinstance(part, FactorRecommender):
         U, V, cold_users, cold_items = model.vectors
         part._vectors = part._tensors, Vectors(U[rows], V, cold_users[rows], cold_items)

@@ -129,7 +129,14 @@ class Graphs:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"schedule": "constant"}, {"score": "l2", "share": 1}, {"precision": "bfloat16"}]
+    "options",
+    [
+        *[{}, {"precision": "bfloat16"}],
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in ({"schedule": "constant"}, {"score": "l2", "share": 1})
+        ),
+    ],
 )
 def test_device_steps_have_the_bits_of_other_steps(
     few: CSR, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -144,7 +151,7 @@ def test_device_steps_have_the_bits_of_other_steps(
     assert state.position % 8
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow)])
 def test_replayed_steps_have_the_bits_of_other_steps(
     few: CSR, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

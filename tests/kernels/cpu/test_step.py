@@ -1,6 +1,6 @@
 """Whole training steps on the CPU: sampling, gradients and updates together."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +11,13 @@ from drm_triton.names import Score
 from tests.kernels.cpu.conftest import interactions
 
 
-@pytest.mark.parametrize("score", get_args(Score))
-@pytest.mark.parametrize("share", [1, 4])
+@pytest.mark.parametrize(
+    ("score", "share"),
+    [
+        *[("dot", 1), ("l2", 4), ("cosine", 4)],
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("dot", 4), ("l2", 1), ("cosine", 1))),
+    ],
+)
 def test_fifty_steps(score: Score, share: int) -> None:
     """Fifty steps are as near to a float64 run as the reference is in float32.
 

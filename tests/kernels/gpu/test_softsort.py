@@ -154,7 +154,7 @@ def test_both_kernels_agree_around_the_longest_short_list(monkeypatch: pytest.Mo
     assert torch.allclose(short[1], tiled[1], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("k", [1, 17, pytest.param(140, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (17, 140))])
 def test_adversarial_lists(k: int) -> None:
     """A threshold that is too high would drop items that take part."""
     for s in adversarial(140, torch.float32):

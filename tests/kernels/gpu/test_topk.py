@@ -53,7 +53,8 @@ def assert_top_k(
     ("score", "m", "n_items", "d", "k"),
     [
         *((score, *sizes) for score in ("dot", "l2") for sizes in ((1, 5, 3, 2), (3, 64, 16, 64), (1, 40, 1, 100))),
-        *[("dot", 65, 70, 20, 1), ("l2", 2, 500, 100, 10)],
+        ("l2", 2, 500, 100, 10),
+        pytest.param("dot", 65, 70, 20, 1, marks=pytest.mark.slow),
     ],
 )
 def test_top_k(score: Score, m: int, n_items: int, d: int, k: int) -> None:

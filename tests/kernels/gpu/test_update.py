@@ -259,7 +259,7 @@ def test_rows_outside_the_table_raise(row: int, place: str, monkeypatch: pytest.
 # Whole steps
 
 
-@pytest.mark.parametrize(("score", "share"), [("dot", 1), ("l2", 2)])
+@pytest.mark.parametrize(("score", "share"), [("l2", 2), pytest.param("dot", 1, marks=pytest.mark.slow)])
 def test_training_steps(score: Score, share: int) -> None:
     """Sample, gradients, both updates, 5 times: within 1e-4 of the reference in float64.
 
