@@ -29,7 +29,6 @@ from drm_triton.distributed.rows import (
 )
 from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of, total_of_ranks
 from drm_triton.distributed.world import Chosen, World
-from drm_triton.kernels import get_backend
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import (
     Backend,
@@ -45,7 +44,7 @@ from drm_triton.names import Score
 from drm_triton.ranking.evaluate import average, evaluate_users
 from drm_triton.ranking.known_first import known_first
 from drm_triton.ranking.topk import TopKIndex
-from drm_triton.training.preflight import memory_estimate
+from drm_triton.training.preflight import backend_name, count_interactions, memory_estimate
 from drm_triton.training.prior import popularity_prior, ranking_factors
 from drm_triton.training.state import LOSS_SUMS, State
 from drm_triton.training.step import check_losses, list_plan, objective_of, rounding, training_plan
@@ -337,9 +336,8 @@ def divides_interactions(config: TrainConfig, backend: str, n: int) -> bool:
 
 def memory_of_rank(dataset: Dataset, config: TrainConfig, size: int) -> dict[str, int]:
     """Return the bytes that each of `size` ranks holds. For validation, it has a copy of all items."""
-    backend = get_backend().name if config.backend == "auto" else config.backend
-    n = sum(getattr(dataset, part).nnz for part in config.fit_parts)
-    whole = () if divides_interactions(config, backend, n) else ("interactions",)
+    n = count_interactions(dataset, config)
+    whole = () if divides_interactions(config, backend_name(config), n) else ("interactions",)
     memory = memory_estimate(dataset, config)
     parts = {name: n_bytes if name in whole else -(-n_bytes // size) for name, n_bytes in memory.items()}
     return parts | {"items for validation": 4 * dataset.n_items * config.factors}

@@ -15,7 +15,7 @@ from drm_triton.kernels.catalogue import needs_pool, user_blocks
 from drm_triton.kernels.precision import table_type
 from drm_triton.kernels.protocol import Backend
 from drm_triton.machine import memory
-from drm_triton.names import MIN_TRAIN
+from drm_triton.names import MIN_TRAIN, BackendName
 from drm_triton.training.loop import can_validate, initial_state
 from drm_triton.training.step import objective_of, take_step, training_plan
 
@@ -27,9 +27,8 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
     factor_bytes = 4
     if config.precision == "bfloat16":  # the only option whose memory depends on the backend
-        backend = get_backend().name if config.backend == "auto" else config.backend
-        factor_bytes = table_type(config.precision, backend).itemsize
-    interactions = sum(getattr(dataset, part).nnz for part in config.fit_parts)
+        factor_bytes = table_type(config.precision, backend_name(config)).itemsize
+    interactions = count_interactions(dataset, config)
     if config.negatives_in_force == "all":
         n_lists = min(config.batch_in_force, dataset.n_users)
         n_items = dataset.n_items
@@ -51,6 +50,16 @@ def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
         "interactions": per_interaction * interactions + 8 * (dataset.n_users + 1),
         "batch": batch,
     }
+
+
+def backend_name(config: TrainConfig) -> BackendName:
+    """Return the backend of a training, also if the options leave it to the machine."""
+    return get_backend().name if config.backend == "auto" else config.backend
+
+
+def count_interactions(dataset: Dataset, config: TrainConfig) -> int:
+    """Return the number of interactions to train on."""
+    return sum(getattr(dataset, part).nnz for part in config.fit_parts)
 
 
 def check_memory(config: Config, dataset: Dataset, estimate: dict[str, int]) -> None:
