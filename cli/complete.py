@@ -83,3 +83,10 @@ RunArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="Run directory, or a saved model.", show_default=False, autocompletion=runs),
 ]
+VerifyOption = Annotated[  # of commands that load a model without measuring it
+    bool,
+    typer.Option(
+        "--verify",
+        help="Compute all checksums of model and data again, even if sizes and times of the files say nothing new.",
+    ),
+]

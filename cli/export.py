@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from drm_triton.cli.complete import RunArgument, either
+from drm_triton.cli.complete import RunArgument, VerifyOption, either
 from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import note_if_held_out
 from drm_triton.names import ExportFormat
@@ -27,6 +27,7 @@ def export(
     ] = "npz",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
+    verify: VerifyOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Write user and item factors, with the ids of your data, for other programs.
@@ -56,7 +57,7 @@ def export(
         from drm_triton.export import export as write
         from drm_triton.models import load
 
-        model = load(run)
+        model = load(run, verify=verify)
     note_if_held_out(model, run)
     manifest = write(model, directory, to, overwrite, FlagReporter(quiet=quiet or as_json))
     recall = {name: value for name, value in manifest.items() if name.startswith("recall@")}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import RunArgument, VerifyOption
 from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import (
     FormatOption,
@@ -113,6 +113,7 @@ def recommend(
         bool,
         typer.Option("--overwrite", help="Replace an existing file --out, or with --shard a part of another model."),
     ] = False,
+    verify: VerifyOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Print the best items for users, with scores. Ids are those of your data.
@@ -172,7 +173,7 @@ def recommend(
         from drm_triton.recommender.shards import described, load_shard
 
         if shard is None:
-            model, write_all = load(run), partial(write, form=chosen, out=out)
+            model, write_all = load(run, verify=verify), partial(write, form=chosen, out=out)
         else:
             files = {name: sha256([file])[0]["sha256"] for name, file in (("only", only), ("without", without)) if file}
             rules = {"where": where, "at_most": selection["at_most"], "diversity": diversity}
@@ -180,7 +181,7 @@ def recommend(
             if part.is_whole(overwrite):
                 reporter.line(f"recommend: {part.file} is whole, nothing to do")
                 return
-            model, write_all = load_shard(run, part_of), part.write
+            model, write_all = load_shard(run, part_of, verify), part.write
     note_if_held_out(model, run)
     blocks = model.recommend_blocks(**options, **selection)
     n_rows = 0

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import RunArgument, VerifyOption
 from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import note_if_held_out
 
@@ -53,6 +53,7 @@ def serve(
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds from SIGTERM, in which /ready says 503, until the service stops.")
     ] = 0.0,
+    verify: VerifyOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Serve recommendations over HTTP, as JSON. This needs the extra "serve" of the package.
@@ -94,7 +95,7 @@ def serve(
             raise InputError(f"serve needs {error.name}: pip install 'drm-triton[serve]'") from None
         from drm_triton.serving.loading import load_in_memory
 
-        model = load_in_memory(run)
+        model = load_in_memory(run, verify)
     note_if_held_out(model, run)
     data = model.interactions
     example = data.user_ids.filter(data.train.degrees() > 0).head(1).to_list()
@@ -109,6 +110,7 @@ def serve(
         max_connections,
         request_timeout,
         drain,
+        verify,
     )
     with _bind(host, port) as listener:  # before the kernels compile, so that a port in use is reported at once
 

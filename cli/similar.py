@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from drm_triton.cli.complete import RunArgument
+from drm_triton.cli.complete import RunArgument, VerifyOption
 from drm_triton.cli.messages import QuietOption
 from drm_triton.cli.output import (
     FormatOption,
@@ -31,6 +31,7 @@ def similar(
     form: FormatOption = None,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
+    verify: VerifyOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Print the items most similar to an item, or the users most similar to a user, with scores.
@@ -54,7 +55,7 @@ def similar(
         from drm_triton.models import load
         from drm_triton.recommender import FactorRecommender
 
-        model = load(run)
+        model = load(run, verify=verify)
     if item is not None:
         frame = with_titles(model.similar_items(item, k), model.interactions, "similar")
     elif isinstance(model, FactorRecommender):

@@ -146,6 +146,29 @@ def call(*arguments: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def rot(store: Path) -> None:
+    """Change one interaction of a stored data set without a trace, as a failing disk does.
+
+    The structure stays sound, and so do size and time of the file. Only a disk can keep the time of the change of the
+    inode, so the stamp of the data set is made anew.
+    """
+    import numpy as np
+
+    from drm_triton.data import verify
+
+    file = store / "train.indices.npy"
+    status = file.stat()
+    indices = np.load(file)
+    starts = np.load(store / "train.indptr.npy")[:-1]
+    first = next(start for start in starts if indices[start] > 0)
+    with file.open("r+b") as handle:
+        handle.seek(first * 4 - indices.nbytes, os.SEEK_END)
+        handle.write((indices[first] - 1).tobytes())
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    verify.remember(store, verify.stamp(store))
+
+
 def environment(**changes: str | None) -> dict[str, str]:
     """Return this process's environment for a child, with `changes`; a variable that is None is removed.
 

@@ -16,6 +16,7 @@ from drm_triton.models import BPR, CDAE, EASE, load
 from drm_triton.recommender import Recommender
 from drm_triton.recommender.shards import described, load_shard
 from drm_triton.training import checkpoint, tensor_file
+from tests.conftest import rot
 
 SHARDS = [1, 2, 3, 7, 64]  # 64: more shards than users
 
@@ -113,6 +114,25 @@ def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
         load_shard(tmp_path / "model", Shard(0, 2))
 
 
+@pytest.mark.parametrize("attributes", [None, pl.DataFrame({"item": [10], "genre": ["jazz"]})])
+def test_verify_reads_the_interactions_again(tmp_path: Path, attributes: pl.DataFrame | None) -> None:
+    path = tmp_path / "model"
+    data = Dataset.from_frame(interactions(), ratios=(1, 0, 0)).with_attributes(attributes)
+    DRM(factors=4, epochs=1).fit(data).save(path)
+    ways = (
+        lambda verify: load_shard(path, Shard(0, 2), verify),
+        lambda verify: load(path, verify=verify),
+        lambda verify: DRM.load(path, verify=verify),
+    )
+    for way in ways:
+        way(True)
+    for way in ways:
+        rot(path / "data")
+        way(False)
+        with pytest.raises(InputError, match=rf"{path / 'data'} is damaged: its content"):
+            way(True)
+
+
 def test_models_without_a_checksum_are_told_apart(tmp_path: Path) -> None:
     found = []
     for seed in (0, 1):
@@ -123,6 +143,11 @@ def test_models_without_a_checksum_are_told_apart(tmp_path: Path) -> None:
             about = {tensor_file.ABOUT: opened.metadata()[tensor_file.ABOUT].replace(f'"seed": {seed}', '"seed": 0')}
         safetensors.torch.save_file(tensors, path / checkpoint.FILE, metadata=about)  # as version 0.2 did
         assert load_shard(path, Shard(0, 2)).interactions.n_users > 0
+        says = r"cannot be verified: files of version 0\.2 record no checksum; leave out `verify`"
+        with pytest.raises(InputError, match=says):
+            load_shard(path, Shard(0, 2), verify=True)
+        with pytest.raises(InputError, match=says):
+            load(path, verify=True)
         found.append(described(path))
     assert found[0]["data"] == found[1]["data"]
     assert found[0]["model"] != found[1]["model"]

@@ -13,7 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from drm_triton import atomic
-from drm_triton.data import attributes, store, verify
+from drm_triton.data import attributes, store
+from drm_triton.data import verify as verification
 from drm_triton.data.checksums import content_checksum, matrix_checksum, rows_checksum, text_checksum
 from drm_triton.data.csr import CSR, columns_of
 from drm_triton.data.dropped import elsewhere_problem, encode_dropped, removed_users
@@ -25,6 +26,7 @@ from drm_triton.names import MAX_INT32, SPLIT_PARTS, DecimalMark, SplitName
 
 __all__ = ["CSR", "Dataset"]
 
+_CONTENT = "train.*, valid.*, test.*, users.parquet and items.parquet"  # what the checksum covers
 _DROPPED = ("dropped", store.ELSEWHERE)  # entries of `meta` that describe the stored pairs
 
 
@@ -239,32 +241,44 @@ class Dataset:
         ------
         InputError
             If compiled code could not rely on the data, or if the content does not have the checksum in meta.json.
+            `load` then verifies a stored data set again the next time.
         """
+        try:
+            self._verify()
+        except InputError:
+            if self.path is not None:
+                verification.forget(self.path)
+            raise
+
+    def _verify(self) -> None:
         where = self.path or "Dataset"
-        problem = verify.find_problem({name: getattr(self, name) for name in (*SPLIT_PARTS, "dropped")})
+        problem = verification.find_problem({name: getattr(self, name) for name in (*SPLIT_PARTS, "dropped")})
         for kind, ids in (("user", self.user_ids), ("item", self.item_ids)):
             if ids.null_count() or ids.n_unique() != len(ids):
                 problem = f"the {kind} ids are not all different"
         if problem is None and self.meta.get("checksum") not in (None, content_checksum(self)):
-            problem = "its content does not have the checksum that meta.json records"
+            problem = f"its content ({_CONTENT}) does not have the checksum that meta.json records"
         dropped = self.meta.get("dropped") or {}
         if problem is None and dropped.get("checksum") not in (None, matrix_checksum(self.dropped)):
-            problem = "the dropped pairs do not have the checksum that meta.json records"
+            problem = "the dropped pairs (dropped.*) do not have the checksum that meta.json records"
         elsewhere, rows = self.meta.get(store.ELSEWHERE) or {}, self.dropped_elsewhere
         if problem is None and elsewhere and rows is not None:
             problem = elsewhere_problem(rows, elsewhere["pairs"], self.user_ids, self.item_ids)
             if problem is None and elsewhere.get("checksum") not in (None, rows_checksum(rows)):
-                problem = "the dropped pairs of other users and items do not have the checksum that meta.json records"
+                problem = f"the pairs in {store.ELSEWHERE}.parquet do not have the checksum that meta.json records"
         titles = self.item_titles
         if titles is not None and titles.dtype not in (pl.String, pl.Null):
             problem = problem or "the titles are not text"
         elif titles is not None and self.meta.get("titles") not in (None, text_checksum(titles)):
-            problem = problem or "the titles do not have the checksum that meta.json records"
+            problem = problem or "the titles in items.parquet do not have the checksum that meta.json records"
         if problem is not None:
-            raise InputError(f"{where} is damaged: {problem}; prepare the data set again, or restore it from a copy")
+            raise InputError(
+                f"{where} is damaged: {problem}; restore it from a copy, or prepare the data set again (the data of a "
+                "model: train it again)"
+            )
 
     @classmethod
-    def load(cls, path: str | Path, mapped: bool = True) -> Dataset:
+    def load(cls, path: str | Path, mapped: bool = True, verify: bool = False) -> Dataset:
         """Open a stored data set.
 
         The first time, everything is read and verified (see `verify`). After that it takes no time even if the arrays
@@ -274,12 +288,14 @@ class Dataset:
         ----------
         path : directory of the data set
         mapped : map the arrays into memory. Otherwise all is read now, and files that change later change nothing
+        verify : read and verify everything now, whatever was verified before; damage by a failing disk changes neither
+            size nor times. Data without a recorded checksum is then refused
         """
         path = Path(path)
         meta = store.read_meta(path)
         n_users, n_items = meta["users"], meta["items"]
         shape = n_users, n_items
-        current = verify.stamp(path)
+        current = verification.stamp(path)
         train, valid, test = (
             store.open_matrix(path, name, shape, meta[name], "weights" in meta, mapped) for name in SPLIT_PARTS
         )
@@ -293,9 +309,14 @@ class Dataset:
             found = store.table_length(path, name) if mapped else len(getattr(data, name))
             if found != rows:
                 raise InputError(f"{path / name}.parquet has {found} rows, not {rows}: prepare the data set again")
-        if not verify.is_known(path, current):
+        if verify and (missing := verification.unrecorded(meta, data.item_titles is not None)):
+            raise InputError(
+                f"{path} cannot be verified: meta.json records no checksum of {' and '.join(missing)}; leave out "
+                "`verify`, or load and save it in Python, which records one"
+            )
+        if verify or not verification.is_known(path, current):
             data.verify()
-            verify.remember(path, current)
+            verification.remember(path, current)
         return data
 
     def save(self, path: str | Path, overwrite: bool = False) -> None:

@@ -2,7 +2,9 @@
 
 Compiled code checks no index. So a store is verified in full when it is loaded for the first time: its structure, and
 the checksum of its content. A stamp in the user's cache records size, times and inode of its files. While they stay the
-same, the store is loaded without reading it.
+same, the store is loaded without reading it. A failing disk does not change them, and who can write to the disk below
+the file system need not: `Dataset.load(path, verify=True)` reads everything again. A store that is found to be damaged
+loses its stamp.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 
 from drm_triton import atomic
 from drm_triton.data.csr import CSR, rises
+from drm_triton.data.store import ELSEWHERE
 from drm_triton.user_cache import private_directory
 
 BLOCK = 1 << 22  # interactions that are checked at a time
@@ -78,6 +81,14 @@ def _keys(matrix: CSR, row: int, end: int, n_items: int) -> Any:
     return np.repeat(np.arange(row, end), degrees) * n_items + matrix.indices[matrix.indptr[row] : matrix.indptr[end]]
 
 
+def unrecorded(meta: dict[str, Any], has_titles: bool) -> list[str]:
+    """Return of which parts of a store meta.json records no checksum, so that nothing tells if they are damaged."""
+    names = ["dropped", ELSEWHERE]
+    known = {"the content": meta.get("checksum")} | ({"the titles": meta.get("titles")} if has_titles else {})
+    known |= {f"{name}.*": meta[name].get("checksum") for name in names if meta.get(name) is not None}
+    return [name for name, checksum in known.items() if checksum is None]
+
+
 # -- stamps ------------------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +118,13 @@ def remember(path: Path, current: Stamp) -> None:
     with suppress(Exception):
         _prune(file.parent)
         atomic.write_text(file, json.dumps(current))
+
+
+def forget(path: Path) -> None:
+    """Remove the record that a store was verified."""
+    if (file := _stamp_file(path)) is not None:
+        with suppress(OSError):
+            file.unlink()
 
 
 def _stamp_file(path: Path) -> Path | None:

@@ -82,13 +82,13 @@ def model_class(name: str) -> "type[Recommender[Any]]":
     return found
 
 
-def load(path: str | Path, mapped: bool = True) -> "Recommender[Any]":
-    """Load a saved model of any kind, or the best checkpoint of a run. See `Dataset.load` for `mapped`."""
+def load(path: str | Path, mapped: bool = True, verify: bool = False) -> "Recommender[Any]":
+    """Load a saved model of any kind, or the best checkpoint of a run. See `DRM.load` for the parameters."""
     from drm_triton.training import checkpoint
     from drm_triton.training.run import checkpoint_directory
 
     metadata = checkpoint.read_metadata(checkpoint_directory(path) / checkpoint.FILE)
-    return model_class(metadata.get("model", "drm")).load(path, mapped)
+    return model_class(metadata.get("model", "drm")).load(path, mapped, verify)
 
 
 def __getattr__(name: str) -> Any:

@@ -232,17 +232,22 @@ class Model(ABC, Generic[C]):
             checkpoint.write_tensors(folder / checkpoint.FILE, self.tensors, metadata)
 
     @classmethod
-    def load(cls: type[R], path: str | Path, mapped: bool = True) -> R:
+    def load(cls: type[R], path: str | Path, mapped: bool = True, verify: bool = False) -> R:
         """Load a saved model, or the best checkpoint of a run.
 
         Parameters
         ----------
         path : directory of the model or the run
         mapped : map its interactions into memory; see `Dataset.load`
+        verify : verify its interactions even if they were verified before; see `Dataset.load`. The model file always
+            is verified, but one of version 0.2, which has no checksum, is then refused
         """
         place = checkpoint_directory(path)
-        tensors, metadata = checkpoint.read_tensors(place / checkpoint.FILE)
-        return cls.restored(place, tensors, metadata, Dataset.load(place / "data", mapped))
+        file = place / checkpoint.FILE
+        if verify:
+            checkpoint.check_recorded(file)
+        tensors, metadata = checkpoint.read_tensors(file)
+        return cls.restored(place, tensors, metadata, Dataset.load(place / "data", mapped, verify))
 
     @classmethod
     def restored(cls: type[R], place: Path, tensors: Tensors, metadata: dict[str, Any], data: Dataset) -> R:

@@ -25,20 +25,29 @@ if TYPE_CHECKING:
     from drm_triton.recommender.recommender import Recommender
 
 
-def load_shard(path: str | Path, shard: Shard) -> Recommender[Any]:
+def load_shard(path: str | Path, shard: Shard, verify: bool = False) -> Recommender[Any]:
     """Load the part of a saved model, or of the best checkpoint of a run, that has the users of a shard.
 
     Of a model file, all of it is verified, block by block; of a model in shards, those files that have some of the
     users or items. If users or items have attributes, the whole model is loaded, because vectors of cold items are
     predicted from all others.
+
+    Parameters
+    ----------
+    path : directory of the model or the run
+    shard : which users
+    verify : verify all of the interactions even if they were verified before; see `DRM.load`
     """
     place = checkpoint_directory(path)
     file = place / checkpoint.FILE
     kind = model_class(checkpoint.read_metadata(file).get("model", "drm"))
-    data = Dataset.load(place / "data")
-    users = shard.users(data.n_users)
     if any(set(store.table_columns(place / "data", name)) - set(RESERVED) for name in ("users", "items")):
-        return _part_of(load(path), users)
+        model = load(path, verify=verify)
+        return _part_of(model, shard.users(model.interactions.n_users))
+    if verify:
+        checkpoint.check_recorded(file)
+    data = Dataset.load(place / "data", verify=verify)
+    users = shard.users(data.n_users)
     own = slice(users.start, users.stop)
     learned = [name for name in checkpoint.names(file) if not name.endswith("_state")]  # of the optimiser
     rows = {name: own if name in kind.user_tensors else slice(None) for name in learned}

@@ -19,8 +19,13 @@ from drm_triton.training.run import checkpoint_directory
 ATTEMPTS = 5  # readings of a model whose files change meanwhile
 
 
-def load_in_memory(path: Path) -> Recommender[Any]:
+def load_in_memory(path: Path, verify: bool = False) -> Recommender[Any]:
     """Load a saved model, or the best checkpoint of a run, into memory.
+
+    Parameters
+    ----------
+    path : directory of the model or the run
+    verify : compute all checksums again; see `DRM.load`
 
     Raises
     ------
@@ -29,7 +34,7 @@ def load_in_memory(path: Path) -> Recommender[Any]:
     """
     for _ in range(ATTEMPTS):
         before = _stamp(path)
-        model = load(path, mapped=False)
+        model = load(path, mapped=False, verify=verify)
         if _stamp(path) == before:
             return model
     raise InputError(f"{path}: the model changes while it is read; try again when it is complete")

@@ -47,7 +47,7 @@ log = logging.getLogger("drm_triton.serving")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process of the service must know. `create_app` and `Limits` describe the fields."""
+    """What a process of the service must know. `load_in_memory`, `create_app` and `Limits` describe the fields."""
 
     run: Path
     max_k: int = 100
@@ -59,6 +59,7 @@ class Settings:
     max_connections: int = 1000
     request_seconds: float = 10.0
     drain_seconds: float = 0.0
+    verify: bool = False
 
 
 class Server(uvicorn.Server):
@@ -111,7 +112,7 @@ def make_server(settings: Settings, model: Recommender[Any], metrics: Metrics, m
         settings.token,
         settings.host_names,
         settings.log,
-        partial(load_in_memory, settings.run),
+        partial(load_in_memory, settings.run, settings.verify),
         metrics,
         member,
     )
@@ -274,7 +275,7 @@ def work(settings: Settings, listener: socket.socket, cells: Any, agreed: Any, r
     metrics.forget_connections()
     member = Member(as_rounds(agreed), row)
     try:
-        server = make_server(settings, load_in_memory(settings.run), metrics, member)
+        server = make_server(settings, load_in_memory(settings.run, settings.verify), metrics, member)
     except DrmError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -176,6 +176,15 @@ def identity(path: Path) -> str | None:
         return file.checksum
 
 
+def check_recorded(path: Path) -> None:
+    """Raise if a model file records no checksum, so that nothing tells if it is damaged."""
+    if identity(path) is None:
+        raise InputError(
+            f"{path} cannot be verified: files of version 0.2 record no checksum; leave out `verify`, or load and save "
+            "the model in Python, which records one"
+        )
+
+
 def read_rows(path: Path, rows: dict[str, slice]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read some rows of tensors of a model file, and verify every file that contains some of them.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from drm_triton import Dataset
 from drm_triton.data.csr import CSR
 from drm_triton.errors import InputError
 from drm_triton.training.run import interactions_only
-from tests.conftest import run_python
+from tests.conftest import rot, run_python
 
 
 @pytest.fixture
@@ -328,6 +329,45 @@ def test_a_verified_store_is_not_read_again(stored: Path, monkeypatch: pytest.Mo
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # the time of the change of the inode still tells
     Dataset.load(stored)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_verify_finds_what_the_stamp_cannot_see(stored: Path, mapped: bool) -> None:
+    want = Dataset.load(stored, mapped, verify=True).train.indices.copy()
+    rot(stored)
+    assert not np.array_equal(Dataset.load(stored, mapped).train.indices, want)
+    says = r"is damaged: its content \(train\.\*, .*\) does not have the checksum .*; restore it from a copy"
+    with pytest.raises(InputError, match=says):
+        Dataset.load(stored, mapped, verify=True)
+    with pytest.raises(InputError, match=says):  # what is known to be damaged has no stamp
+        Dataset.load(stored, mapped)
+
+
+def test_verify_leaves_a_stamp(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Dataset.load(stored, verify=True)
+    monkeypatch.setattr(Dataset, "verify", lambda self: pytest.fail("the stamp is not used"))
+    Dataset.load(stored)
+
+
+@pytest.mark.parametrize("missing", ["the content", "the titles", "dropped.*", "dropped_elsewhere.*"])
+def test_verify_refuses_what_has_no_checksum(stored: Path, missing: str) -> None:
+    data = Dataset.load(stored)
+    data = Dataset(data.train, data.valid, data.test, data.users, data.items.with_columns(title=pl.lit("x")))
+    pairs = pl.DataFrame({"user": ["a", "z"], "item": [0, 1]})
+    data.with_dropped(pairs).save(stored, overwrite=True)
+    Dataset.load(stored, verify=True)
+    meta = json.loads((stored / "meta.json").read_text())
+    if missing.endswith(".*"):
+        del meta[missing.removesuffix(".*")]["checksum"]
+    else:
+        del meta[{"the content": "checksum", "the titles": "titles"}[missing]]
+    (stored / "meta.json").write_text(json.dumps(meta))
+    again = Dataset.load(stored)
+    says = rf"cannot be verified: meta\.json records no checksum of {re.escape(missing)}; leave out `verify`, or load"
+    with pytest.raises(InputError, match=says):
+        Dataset.load(stored, verify=True)
+    again.save(stored, overwrite=True)
+    Dataset.load(stored, verify=True)
 
 
 def test_without_a_private_cache_a_store_is_verified_each_time(

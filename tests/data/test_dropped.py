@@ -147,7 +147,7 @@ def test_damage_is_found(item: int, problem: str, stored: Path) -> None:
 
 def test_another_user_of_a_dropped_pair_is_found(stored: Path) -> None:
     np.save(stored / "dropped.indptr.npy", np.array([0, 0, 0, 1], "<i8"))  # cy, not ann
-    with pytest.raises(InputError, match="the dropped pairs do not have the checksum"):
+    with pytest.raises(InputError, match=r"the dropped pairs \(dropped\.\*\) do not have the checksum"):
         Dataset.load(stored)
 
 

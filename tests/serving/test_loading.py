@@ -82,8 +82,8 @@ def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
     new = answers(load_in_memory(saved(tmp_path / "new", DRM(factors=4, epochs=1, seed=1))))
     readings: list[Recommender[Any]] = []
 
-    def replace_after_reading(place: Path, mapped: bool) -> Recommender[Any]:
-        model = load(place, mapped)
+    def replace_after_reading(place: Path, mapped: bool, verify: bool) -> Recommender[Any]:
+        model = load(place, mapped, verify)
         if not readings:
             path.rename(tmp_path / "old")
             (tmp_path / "new").rename(path)
@@ -99,8 +99,8 @@ def test_a_model_that_is_replaced_while_it_is_read_is_read_again(
 def test_a_model_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "model", DRM(factors=4, epochs=1))
 
-    def touch_after_reading(place: Path, mapped: bool) -> Recommender[Any]:
-        model = load(place, mapped)
+    def touch_after_reading(place: Path, mapped: bool, verify: bool) -> Recommender[Any]:
+        model = load(place, mapped, verify)
         (path / f"file {len(list(path.iterdir()))}").touch()
         return model
 
