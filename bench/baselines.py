@@ -92,9 +92,9 @@ def backend_step(
         start = number * B % (plan.n_lists // B * B)
         number += 1
         batch = backend.sample_lists(plan, 0, start, start + B)
-        lists = backend.list_gradients(U, V, batch, objective)
+        lists = backend.list_terms(U, V, batch, objective)
         # items first: their gradient uses the user rows from before the update
-        backend.update_rows(V, item_state, GradientTerms.of_items(batch, lists.g, U), 0.05, objective.score)
+        backend.update_rows(V, item_state, lists.items, 0.05, objective.score)
         backend.update_rows(U, user_state, GradientTerms.of_rows(batch.users, lists.user_grad), 0.05, "dot")
 
     return step

@@ -245,6 +245,12 @@ class ListGradients(NamedTuple):
         scores = parts.pop("scores")
         return ListGradients(scores, **{name: (weights if x.dim() == 1 else column) * x for name, x in parts.items()})
 
+    def terms(self, U: Tensor, batch: "ListBatch", weights: Tensor | None) -> "ListTerms":
+        """Return what `Backend.list_terms` does, from these gradients of the batch."""
+        lists = self if weights is None else self.weighted(weights)
+        losses = {name: getattr(lists, name) for name in ("loss", *LOSSES)}
+        return ListTerms(losses, lists.user_grad, GradientTerms.of_items(batch, lists.g, U))
+
 
 class Pool(NamedTuple):
     """A random part of a large catalogue that stands for the whole of it in one step.
@@ -329,6 +335,14 @@ class GradientTerms(NamedTuple):
         return GradientTerms(self.rows.reshape(-1, 1), self.coefficients.reshape(-1, 1), self.vectors, sources)
 
 
+class ListTerms(NamedTuple):
+    """What a training step on B lists needs: their losses, and the gradients of users and items."""
+
+    losses: dict[str, Tensor]  # each [B]: "loss" and its parts, LOSSES
+    user_grad: Tensor  # [B, d], dloss/dU[user]
+    items: GradientTerms
+
+
 class Rounding(NamedTuple):
     """Which random bits round the rows of a table to bfloat16 (see `streams`)."""
 
@@ -378,6 +392,21 @@ class Backend(Protocol):
 
         A list with a score that is not finite has loss and gradient NaN. `n_items` is the number of items of the
         catalogue if V holds only some of them.
+        """
+
+    def list_terms(
+        self,
+        U: Tensor,
+        V: Tensor,
+        batch: ListBatch,
+        objective: Objective,
+        weights: Tensor | None = None,
+        n_items: int | None = None,
+    ) -> ListTerms:
+        """Compute losses of lists, and the gradients of users and items, as `list_gradients` does.
+
+        The loss of each list is multiplied by its weight, if `weights` [B] are given. A backend may leave out terms of
+        items whose coefficient is 0, and may sum those of shared negatives.
         """
 
     def catalogue_gradients(

@@ -27,6 +27,7 @@ from drm_triton.kernels.protocol import (
     ListBatch,
     ListGradients,
     ListPlan,
+    ListTerms,
     Objective,
     PackedItems,
     Rounding,
@@ -308,6 +309,18 @@ def list_gradients(
     u, v = widened(U[users.long()])[:, None, :], widened(V[items.long()])
     user_grad = (g[:, :, None] * (-2 * (u - v) if objective.score == "l2" else v)).sum(1)
     return ListGradients._make([scores, *losses, objective.total(*losses), g, user_grad])
+
+
+def list_terms(
+    U: Tensor,
+    V: Tensor,
+    batch: ListBatch,
+    objective: Objective,
+    weights: Tensor | None = None,
+    n_items: int | None = None,
+) -> ListTerms:
+    """Compute losses of lists, and the gradients of users and items: see `protocol.Backend.list_terms`."""
+    return list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
 
 
 def round_bfloat16(x: Tensor, random: Tensor) -> Tensor:

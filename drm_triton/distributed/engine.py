@@ -162,14 +162,12 @@ class Distributed:
         shared = batch.shared and batch.shared._replace(items=places[n:].reshape(batch.shared.items.shape))
         local = ListBatch(own_users, places[:n].reshape(batch.items.shape), shared)
         if len(batch.users):
-            gradients = self.backend.list_gradients(U, V, local, self.objective, plan.n_items)
             weights = plan.list_weights(batch)
-            if weights is not None:
-                gradients = gradients.weighted(weights)
-            losses = torch.stack([getattr(gradients, name) for name in LOSS_SUMS])
-            terms = self.backend.merge_shared(GradientTerms.of_items(local, gradients.g, U))
+            lists = self.backend.list_terms(U, V, local, self.objective, weights, plan.n_items)
+            losses = torch.stack([lists.losses[name] for name in LOSS_SUMS])
+            terms = self.backend.merge_shared(lists.items)
             terms = terms._replace(rows=items[terms.rows.long()])
-            user_grad = gradients.user_grad
+            user_grad = lists.user_grad
         else:  # fewer units than ranks
             losses = U.new_empty(len(LOSS_SUMS), 0)
             terms, user_grad = GradientTerms.none(state.V)._replace(vectors=U), U

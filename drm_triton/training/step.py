@@ -95,13 +95,10 @@ def train_step(
     device, in place of `state.step`.
     """
     U, V = state.U, state.V
-    gradients = backend.list_gradients(U, V, batch, objective)
-    if weights is not None:
-        gradients = gradients.weighted(weights)
-    lr = add_losses(state, config, {name: getattr(gradients, name) for name in LOSS_SUMS}, lr)
+    losses, user_grad, item_terms = backend.list_terms(U, V, batch, objective, weights)
+    lr = add_losses(state, config, losses, lr)
     dU, dV = dense_gradients(state, config)
-    item_terms = GradientTerms.of_items(batch, gradients.g, U)
-    user_terms = GradientTerms.of_rows(batch.users, gradients.user_grad)
+    user_terms = GradientTerms.of_rows(batch.users, user_grad)
     step, score = state.step if number is None else number, config.score_in_force
     # V before U, which the item terms refer to.
     backend.update_rows(V, state.V_state, item_terms, lr, score, dV, rounding(config, step, ITEM_TABLE))

@@ -112,7 +112,7 @@ def active_threshold(x, n, K, tau, heap):
 
 @inline
 def gather(x, positions, packed):
-    """Copy the entries at `positions`, which ascend. `packed` may be x."""
+    """Copy the entries at `positions`."""
     for i in range(positions.size):
         packed[i] = x[positions[i]]
 

@@ -6,8 +6,7 @@ the work on them is two small matrix products per tile:
     scores     [eta, d] x [d, lists]
     user_grad  [lists, eta] x [eta, d]
 
-Hinge and DRM of a long list have a gradient at few items. The second product is then replaced by a sum over these,
-negative by negative, so that a row is read once for the lists of a tile that need it.
+Training on long lists uses `terms` instead, which computes no gradients that are 0.
 
 The positives of a list, and the negatives that it has in place of shared ones, are processed one by one. A whole
 training step (one thread, AVX2, rho = 1, eta = 45, d = 64, groups of 32 lists) takes 6.4 ms for 2048 lists with shared
@@ -16,8 +15,7 @@ if it reads each of the same lists separately, with the rows in the cache.
 
 Cost of a list: 4 n d operations for scores and user gradient, 8 n^2 for the pairs and about 40 n K for the relaxed
 rows. Per item and rank, these are 28 to compute P (22 of them for exp), 2 for Q and 8 for the gradient; for ranks above
-KEPT, P is computed twice. In lists of ACTIVE_MIN items or more, n is the number of active items for pairs and rows, and
-for the user gradient unless the loss has an MSE or softmax part; the scores and about ten passes over them are left. A
+KEPT, P is computed twice. In lists of ACTIVE_MIN items or more, n is the number of active items for pairs and rows. A
 list reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) and writes 2 n + d + 4 floats. Nothing
 of size n x n or n x d is stored.
 """
@@ -30,10 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_lists
-from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.losses import (
     LossParameters,
-    add_one,
     add_rows,
     convert_to_l2,
     list_buffers,
@@ -42,11 +38,10 @@ from drm_triton.kernels.cpu.losses import (
 )
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
-from drm_triton.kernels.cpu.runtime.bits import find_true
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import ITEMS, LANES, ROWS, VECTORS, multiply, padded, score_lists
 from drm_triton.kernels.cpu.softsort import all_finite
-from drm_triton.kernels.cpu.tiles import NonzeroTerms, add_nonzero, divide, nonzero_terms, sort_nonzero, tile_bounds
+from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
 from drm_triton.kernels.weights import training_rank_weights
 from drm_triton.names import LOSSES
@@ -98,7 +93,6 @@ class GradientBuffers(NamedTuple):
     rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives
     g: NDArray[np.float32]  # [padded tile, eta] gradient to their scores
     user_grad: NDArray[np.float32]  # [padded tile, padded d]
-    nonzero: NonzeroTerms
 
 
 @inline
@@ -112,7 +106,11 @@ def score_tile(tile, following, inputs, groups, buffers):
             buffers.columns[c, t] = u[c]
     for b in range(next_start, next_stop):
         prefetch_row(inputs.U, inputs.users[b])
-    score_lists(inputs.V, groups.items[group], groups.items[next_group], buffers.columns, inputs.l2, buffers.scores)
+    scores = buffers.scores
+    score_lists(
+        inputs.V, groups.items[group], groups.items[next_group], buffers.columns, inputs.l2,
+        scores.reshape(-1), scores.shape[1],
+    )  # fmt: skip
 
 
 @inline
@@ -143,36 +141,15 @@ def separate_positions(replaced, not_finite, positions):
 
 
 @inline
-def add_nonzero_rows(V, items, terms, number, user_grad):
-    """Add sum_j g_j v_j over the shared negatives of each list of a tile, whose `number` terms are given, [lists, d].
-
-    The row of a negative is read once for all lists.
-    """
-    sort_nonzero(number, terms)
-    for j in range(items.size):
-        prefetch_row(V, items[min(j + ROWS_AHEAD, items.size - 1)])
-        for e in range(terms.starts[j], terms.starts[j + 1]):
-            add_one(terms.coefficients[1, e], V[items[j]], user_grad[terms.list_in_tile[1, e]])
-
-
-@inline
 def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers, out):
-    """Compute scores, losses and gradients of the lists of a tile; prefetch the rows of tile `following`.
-
-    If most gradients to scores are 0, the rows that have one are added to the users' gradients. Otherwise, those of the
-    shared negatives are a product.
-    """
+    """Compute scores, losses and gradients of the lists of a tile; prefetch the rows of tile `following`."""
     U, V, l2, rho, last = inputs.U, inputs.V, inputs.l2, loss.rho, inputs.users.size - 1
     group, start, stop = tile_bounds(tile, groups)
     if start == stop:
         return
-    shared, eta = groups.items[group], groups.items.shape[1]
+    eta = groups.items.shape[1]
     score_tile(tile, following, inputs, groups, tile_buffers)
-    if loss.sparse:
-        tile_buffers.nonzero.starts[:] = 0
-    else:
-        copy_rows(V, shared, tile_buffers)
-    number = 0
+    copy_rows(V, groups.items[group], tile_buffers)
     for b in range(start, stop):
         t, u, s, g, user_grad = b - start, U[inputs.users[b]], out.scores[b], out.g[b], out.user_grad[b]
         positives, negatives, replaced = inputs.items[b, :rho], inputs.items[b, rho:], groups.replaced[b]
@@ -180,10 +157,7 @@ def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers,
         s_negatives, g_negatives = s[rho:], g[rho:]
         for j in range(eta):
             s_negatives[j] = tile_buffers.scores[t, j]
-        if loss.sparse:
-            count = find_true(replaced, tile_buffers.positions)
-        else:
-            count = separate_positions(replaced, tile_buffers.not_finite, tile_buffers.positions)
+        count = separate_positions(replaced, tile_buffers.not_finite, tile_buffers.positions)
         positions = tile_buffers.positions[:count]
         for i in range(count):
             j = positions[i]
@@ -191,27 +165,19 @@ def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers,
         store_losses(out.losses, b, losses_of_list(s, loss, buffers, g))
         user_grad[:] = f32(0)
         add_rows(V, positives, g[:rho], user_grad)
-        if not loss.sparse:
-            for j in range(eta):
-                tile_buffers.g[t, j] = g_negatives[j]
+        for j in range(eta):
+            tile_buffers.g[t, j] = g_negatives[j]
         for i in range(count):
             j = positions[i]
             add_rows(V, negatives[j : j + 1], g_negatives[j : j + 1], user_grad)
-            if not loss.sparse:
-                tile_buffers.g[t, j] = f32(0)
-        if loss.sparse:
-            number = add_nonzero(t, g_negatives, replaced, number, tile_buffers.nonzero)
-    if loss.sparse:
-        add_nonzero_rows(V, shared, tile_buffers.nonzero, number, out.user_grad[start:stop])
-    else:
-        multiply(tile_buffers.g, eta, 1, tile_buffers.rows, eta, tile_buffers.user_grad)
-        for b in range(start, stop):
-            user_grad, of_shared = out.user_grad[b], tile_buffers.user_grad[b - start]
-            for c in range(user_grad.size):
-                user_grad[c] += of_shared[c]
-    if l2:
-        for b in range(start, stop):
-            convert_to_l2(U[inputs.users[b]], out.g[b], out.user_grad[b])
+            tile_buffers.g[t, j] = f32(0)
+    multiply(tile_buffers.g, eta, 1, tile_buffers.rows, eta, tile_buffers.user_grad)
+    for b in range(start, stop):
+        user_grad, of_shared = out.user_grad[b], tile_buffers.user_grad[b - start]
+        for c in range(user_grad.size):
+            user_grad[c] += of_shared[c]
+        if l2:
+            convert_to_l2(U[inputs.users[b]], out.g[b], user_grad)
 
 
 @kernel
@@ -229,7 +195,6 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
         np.zeros((eta, width), np.float32),
         np.zeros((height, eta), np.float32),
         np.empty((height, width), np.float32),
-        nonzero_terms(eta, groups.tile * eta if loss.sparse else 0),
     )
     for tile in range(start, stop):
         tile_gradients(tile, min(tile + 1, stop - 1), inputs, groups, loss, buffers, tile_buffers, out)
@@ -283,7 +248,6 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
         bpr=objective.bpr,
         psl_scale=f32(objective.psl_scale),
         temperature=float(objective.temperature),
-        sparse=n >= ACTIVE_MIN and not any((objective.mse, objective.softmax, objective.psl, objective.bpr)),
     )
 
 

@@ -44,13 +44,13 @@ class LossParameters(NamedTuple):
     bpr: bool
     psl_scale: np.float32
     temperature: float
-    sparse: bool  # most items of a list have gradient 0
 
 
 class ListBuffers(NamedTuple):
     """Buffers for one list of n items, padded to a multiple of LANES."""
 
     s: NDArray[np.float32]  # scores
+    y: NDArray[np.float32]  # relevance: 1 for positives
     q: NDArray[np.float32]  # Q, then dL/dQ
     ds: NDArray[np.float32]  # gradient to the scores
     hits: NDArray[np.float32]  # 1 at the ranks of positives
@@ -61,9 +61,9 @@ class ListBuffers(NamedTuple):
 @allocating
 def list_buffers(n, weights):
     """Allocate buffers for a list of n items."""
-    rows = np.empty((4, padded(n, LANES)), np.float32)
+    rows = np.empty((5, padded(n, LANES)), np.float32)
     sorting = sort_buffers(n, weights.size, rows[0])
-    return ListBuffers(rows[0], rows[1], rows[2], rows[3], weights.copy(), sorting)
+    return ListBuffers(rows[0], rows[1], rows[2], rows[3], rows[4], weights.copy(), sorting)
 
 
 @inline
@@ -121,17 +121,27 @@ def convert_to_l2(u, g, user_grad):
 @inline
 def hinge_loss(positives, negatives, margin, phi, g_positives, g_negatives):
     """Return phi(violations) * max(0, margin - min positive + max negative) and add its gradient."""
+    gap, weight, i, j = hinge_pair(positives, negatives, margin, phi)
+    g_positives[i] -= weight
+    g_negatives[j] += weight
+    return weight * gap
+
+
+@inline
+def hinge_pair(positives, negatives, margin, phi):
+    """Return the gap margin - min positive + max negative, its weight in the loss, and the positions of both.
+
+    The weight is phi(violations), or 0 if the gap is not positive. Ties go to the lower position.
+    """
     lowest, highest = smallest(positives), largest(negatives)
     gap = margin - lowest + highest
     if not gap > 0:
-        return f32(0)
+        return f32(0), f32(0), 0, 0
     violations = count_at_least(negatives, lowest - margin)
-    i, j = 0, first_at_least(negatives, highest)  # the first position of each: ties go to the lower one
+    i, j = 0, first_at_least(negatives, highest)
     while positives[i] != lowest:
         i += 1
-    g_positives[i] -= phi[violations]
-    g_negatives[j] += phi[violations]
-    return phi[violations] * gap
+    return gap, phi[violations], i, j
 
 
 @inline
@@ -155,37 +165,58 @@ def average_precision_weights(s, rho, weights, hits, w):
 @inline
 def drm_loss(s, loss, buffers, g):
     """Return the DRM loss ||y - Q||^2 and add lam times its gradient to g."""
-    n, rho, w = s.size, loss.rho, buffers.w
+    n = s.size
+    if n >= ACTIVE_MIN:
+        square, active = active_drm_loss(s, n, loss, buffers)
+        for i in range(active.size):
+            g[active[i]] += buffers.ds[i]
+        return square
     if loss.ap:
-        average_precision_weights(s, rho, loss.weights, buffers.hits, w)
-    active = buffers.sorting.active[:n]
-    if n < ACTIVE_MIN:
-        for j in range(n):
-            buffers.s[j] = s[j]
-    else:
-        _, active = active_items(s, n, w, loss.tau, buffers.sorting)
-        gather(s, active, buffers.s)
-        rho = 0  # of the active items, the first ones are positives
-        while rho < active.size and active[rho] < loss.rho:
-            rho += 1
-    m, size = active.size, padded(active.size, LANES)
-    x, q, ds, sorting = buffers.s[:size], buffers.q[:size], buffers.ds[:size], shortened(buffers.sorting, m)
-    pad(x, m)
-    relaxed_topk(x, m, w, loss.tau, sorting, q)
-    for j in range(rho):
-        q[j] -= f32(1)  # Q - y
-    square, scale = f32(loss.rho - rho), f32(2) * loss.lam  # Q is 0 for the positives that are not active
-    for j in range(size):
-        square += q[j] * q[j]
-        q[j] *= scale
-    relaxed_topk_gradient(x, m, w, loss.tau, q, sorting, ds)
-    if n < ACTIVE_MIN:
-        for j in range(n):
-            g[j] += ds[j]
-    else:
-        for i in range(m):
-            g[active[i]] += ds[i]
+        average_precision_weights(s, loss.rho, loss.weights, buffers.hits, buffers.w)
+    for j in range(n):
+        buffers.s[j], buffers.y[j] = s[j], f32(j < loss.rho)
+    square = drm_of_packed(n, loss, buffers)
+    for j in range(n):
+        g[j] += buffers.ds[j]
     return square
+
+
+@inline
+def active_drm_loss(s, n, loss, buffers):
+    """Return the DRM loss of a long list and the positions of its active items.
+
+    The first entries of `buffers.ds` are lam times their gradients; those of the other items are 0. s holds the scores
+    of the n items of the list, and any number of entries -inf after them.
+    """
+    if loss.ap:
+        average_precision_weights(s[:n], loss.rho, loss.weights, buffers.hits, buffers.w)
+    _, active = active_items(s, n, buffers.w, loss.tau, buffers.sorting)
+    gather(s, active, buffers.s)
+    for i in range(active.size):
+        buffers.y[i] = f32(active[i] < loss.rho)
+    return drm_of_packed(active.size, loss, buffers), active
+
+
+@inline
+def drm_of_packed(m, loss, buffers):
+    """Return ||y - Q||^2 of the first m entries of `buffers.s`, whose relevance is in `y`; write the gradient to `ds`.
+
+    Q is 0 for the other positives of the list.
+    """
+    size, w = padded(m, LANES), buffers.w
+    x, y, q, ds = buffers.s[:size], buffers.y[:size], buffers.q[:size], buffers.ds[:size]
+    sorting = shortened(buffers.sorting, m)
+    pad(x, m)
+    y[m:] = f32(0)
+    relaxed_topk(x, m, w, loss.tau, sorting, q)
+    square, absent, scale = f32(0), f32(loss.rho), f32(2) * loss.lam
+    for j in range(size):
+        residual = q[j] - y[j]
+        square += residual * residual
+        absent -= y[j]
+        q[j] = scale * residual
+    relaxed_topk_gradient(x, m, w, loss.tau, q, sorting, ds)
+    return square + absent
 
 
 @inline

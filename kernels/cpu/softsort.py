@@ -96,8 +96,8 @@ class SortBuffers(NamedTuple):
     G: NDArray[Any]  # [padded n], sum_k dz_k
     rows: NDArray[Any]  # [(KEPT + 1) * padded n] or less, P_k times totals[k - 1] for the ranks kept, and one more row
     totals: NDArray[Any]  # [ranks kept]
-    order: NDArray[np.int64]  # [n], positions in ascending order of the scores, for long lists
-    rank: NDArray[np.int64]  # [padded n], number of entries with a larger score
+    order: NDArray[np.int64]  # [n], positions in descending order of the scores, for long lists
+    rank: NDArray[np.int64]  # [padded n], number of entries with a larger score, for long lists
     active: NDArray[np.int64]  # [n], positions of the active items, for long lists
 
 
@@ -132,62 +132,67 @@ def pad(s, n):
 
 
 @inline
-def sort(s, order, rank):
-    """Fill `order` [n] with the positions of the first n entries of s in ascending order. `rank` is a buffer.
+def sort_descending(x, positions, buffers):
+    """Sort positions of x by descending x; those of equal numbers keep their order.
 
     Counting compares all pairs, but in vector registers and without branches. Longer lists use Shell's sort. It
     allocates nothing, which an inlined function may not.
     """
-    n = order.size
+    n, order, rank = positions.size, buffers.order, buffers.rank
     if n <= COUNTING_MAX:
-        rank_entries(s, n, rank)
-        for j in range(n):
-            order[n - 1 - rank[j]] = j
+        packed = buffers.R[: padded(n, LANES)]
+        gather(x, positions, packed)
+        packed[n:] = packed[0]
+        rank_entries(packed, n, rank)
+        order[:n] = -1
+        for i in range(n):
+            place = rank[i]
+            while order[place] >= 0:  # taken by an equal number
+                place += 1
+            order[place] = positions[i]
+        for i in range(n):
+            positions[i] = order[i]
         return
-    for j in range(n):
-        order[j] = j
     gap = n
     while gap > 1:
         gap = max(1, 5 * gap // 11)
-        for j in range(gap, n):
-            position, hole = order[j], j
-            while hole >= gap and s[order[hole - gap]] > s[position]:
-                order[hole] = order[hole - gap]
+        for i in range(gap, n):
+            position, hole = positions[i], i
+            while hole >= gap and x[positions[hole - gap]] < x[position]:
+                positions[hole] = positions[hole - gap]
                 hole -= gap
-            order[hole] = position
+            positions[hole] = position
 
 
 @inline
-def above_sums(s, n, R, order, rank):
-    """R_j = sum_l max(0, s_l - s_j). For a long list, `order` is filled too; `rank` is a buffer."""
+def above_sums(s, n, R):
+    """R_j = sum_l max(0, s_l - s_j). A list of more than PAIRWISE_MAX entries must be in descending order."""
     if n <= PAIRWISE_MAX:
         sum_above(s, n, R)
     else:
-        sort(s, order, rank)
-        total, upper = 0.0, s[order[n - 1]]
-        for p in range(n):  # best first: all terms are positive, so nothing cancels
-            j = order[n - 1 - p]
-            total += p * (np.float64(upper) - np.float64(s[j]))
-            R[j], upper = total, s[j]
+        total, upper = 0.0, np.float64(s[0])
+        for j in range(n):  # all terms are positive, so nothing cancels
+            value = np.float64(s[j])
+            total += j * (upper - value)
+            R[j], upper = total, value
         R[n:] = 0
 
 
 @inline
-def add_pairs(s, n, G, order, ds):
-    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l). `order` comes from `above_sums`."""
+def add_pairs(s, n, G, ds):
+    """ds_j += sum_l ([s_l >= s_j] + [s_l > s_j]) (G_j + G_l). The order of s is that of `above_sums`."""
     if n <= PAIRWISE_MAX:
         sum_pairs(s, n, G, ds)
         return
-    upper, high = 0.0, n  # sum of G of the entries above the group of ties low .. high - 1
-    while high > 0:
-        value, group, low = s[order[high - 1]], 0.0, high
-        while low > 0 and s[order[low - 1]] == value:
-            low -= 1
-            group += G[order[low]]
-        for p in range(low, high):
-            j = order[p]
-            ds[j] += G[j] * (2 * (n - high) + (high - low)) + (2 * upper + group)
-        upper, high = upper + group, low
+    above, low = 0.0, 0  # sum of G of the entries before the group of ties low .. high - 1
+    while low < n:
+        group, high = np.float64(G[low]), low + 1
+        while high < n and s[high] == s[low]:
+            group += G[high]
+            high += 1
+        for j in range(low, high):
+            ds[j] += G[j] * (low + high) + (2 * above + group)
+        above, low = above + group, high
 
 
 @inline
@@ -212,7 +217,7 @@ def relaxed_topk(s, n, w, tau, buffers, Q):
     """Q = sum_k w_k P_k of the first n entries of s. s and Q are padded. The buffers are left for the gradient."""
     R, rows, totals = buffers.R, buffers.rows, buffers.totals
     size, kept = s.size, totals.size
-    above_sums(s, n, R, buffers.order, buffers.rank)
+    above_sums(s, n, R)
     Q[:] = s.dtype.type(0)
     for rank in range(1, w.size + 1):
         weight, slot = w[rank - 1], min(rank - 1, kept)
@@ -250,7 +255,7 @@ def relaxed_topk_gradient(s, n, w, tau, q, buffers, ds):
                 dz = scale * P[j] * (q[j] - mean)
                 G[j] += dz
                 ds[j] += c * dz
-    add_pairs(s, n, G, buffers.order, ds)
+    add_pairs(s, n, G, ds)
 
 
 @inline
@@ -266,6 +271,8 @@ def all_finite(x):
 def active_items(x, n, w, tau, buffers):
     """Return the lowest score that takes part in Q, and the positions of the entries with at least this score.
 
+    They ascend if they are few, and otherwise the scores descend, as `above_sums` needs them.
+
     x : scores of the n items of the list, and any number of entries -inf
     """
     theta = x.dtype.type(np.finfo(x.dtype).min)
@@ -274,7 +281,10 @@ def active_items(x, n, w, tau, buffers):
         while K > 1 and w[K - 1] == 0:
             K -= 1
         theta = active_threshold(x, n, K, tau, buffers.rows)
-    return theta, buffers.active[: find_at_least(x, theta, buffers.active)]
+    active = buffers.active[: find_at_least(x, theta, buffers.active)]
+    if active.size > PAIRWISE_MAX:
+        sort_descending(x, active, buffers)
+    return theta, active
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -307,7 +317,7 @@ def pack_scores(s, w, tau, mask, buffers):
     Returns whether all entries that are not masked are finite, the lowest score that takes part, the positions of the
     packed entries, and the buffers for them.
     """
-    x, zero, absent = buffers.s[: s.size], s.dtype.type(0), s.dtype.type(-np.inf)
+    x, zero, absent = buffers.ds[: s.size], s.dtype.type(0), s.dtype.type(-np.inf)
     n, total = 0, zero
     for j in range(s.size):
         n += mask[j]
@@ -317,7 +327,7 @@ def pack_scores(s, w, tau, mask, buffers):
     theta, active = zero, buffers.sorting.active[:0]
     if finite and n > 0:
         theta, active = active_items(x, n, w, tau, buffers.sorting)
-        gather(x, active, x)
+        gather(x, active, buffers.s)
         pad(buffers.s[: padded(active.size, LANES)], active.size)
     m = active.size
     size = padded(max(m, 1), LANES)
@@ -365,7 +375,7 @@ def backward_list(s, w, tau, mask, q, buffers, ds):
     if n > 0:
         gather(q, active, packed.q)
         packed.q[n:] = 0
-        above_sums(packed.s, n, packed.sorting.R, packed.sorting.order, packed.sorting.rank)
+        above_sums(packed.s, n, packed.sorting.R)
         relaxed_topk_gradient(packed.s, n, w, tau, packed.q, packed.sorting, packed.ds)
     unpack(packed.ds, active, finite, mask, ds)
 

@@ -1,8 +1,7 @@
-"""Tiles of lists that share their negatives: what `gradients` and `update` process together.
+"""Tiles of lists that share their negatives: what `gradients`, `terms` and `update` process together.
 
 A group of lists is divided into tiles of about equal size. A tile never contains lists of two groups, so its lists have
-one row of shared negatives. Of long lists, most coefficients (gradients to scores) are 0. Those that are not are sorted
-by negative, so that the row of a negative is read, or its sum written, once for all lists of the tile.
+one row of shared negatives.
 """
 
 from typing import NamedTuple
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 
 from drm_triton.kernels.checks import BOOL, INT32
 from drm_triton.kernels.cpu.runtime.arrays import view
-from drm_triton.kernels.cpu.runtime.bits import find_not_zero
-from drm_triton.kernels.cpu.runtime.jit import allocating, inline
+from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.protocol import SharedNegatives
 
 
@@ -52,50 +50,3 @@ def tile_bounds(tile, groups):
     start = group * groups.size + tile % groups.tiles_per_group * groups.tile
     stop = min(start + groups.tile, (group + 1) * groups.size, groups.replaced.shape[0])
     return group, start, max(start, stop)
-
-
-class NonzeroTerms(NamedTuple):
-    """The coefficients of a tile that are not 0: first list by list, then by shared negative."""
-
-    positions: NDArray[np.int64]  # [eta], of one list
-    negatives: NDArray[np.int32]  # [most]
-    list_in_tile: NDArray[np.int32]  # [2, most]
-    coefficients: NDArray[np.float32]  # [2, most]
-    starts: NDArray[np.int64]  # [eta + 2]; the terms of negative j end up at starts[j] .. starts[j + 1] - 1
-
-
-@allocating
-def nonzero_terms(eta, most):
-    """Allocate buffers for up to `most` coefficients."""
-    return NonzeroTerms(
-        np.empty(eta, np.int64),
-        np.empty(most, np.int32),
-        np.empty((2, most), np.int32),
-        np.empty((2, most), np.float32),
-        np.zeros(eta + 2, np.int64),
-    )
-
-
-@inline
-def add_nonzero(t, coefficients, replaced, number, terms):
-    """Add the coefficients [eta] of list t of the tile to the `number` terms so far; return their new number."""
-    for i in range(find_not_zero(coefficients, replaced, terms.positions)):
-        j = terms.positions[i]
-        terms.negatives[number], terms.list_in_tile[0, number] = j, t
-        terms.coefficients[0, number] = coefficients[j]
-        terms.starts[j + 2] += 1
-        number += 1
-    return number
-
-
-@inline
-def sort_nonzero(number, terms):
-    """Sort the terms by negative; those of one negative stay in the order of the lists. `starts` was 0 before them."""
-    starts = terms.starts
-    for j in range(1, starts.size - 2):
-        starts[j + 1] += starts[j]
-    for e in range(number):
-        j = terms.negatives[e] + 1
-        place = starts[j]
-        terms.list_in_tile[1, place], terms.coefficients[1, place] = terms.list_in_tile[0, e], terms.coefficients[0, e]
-        starts[j] = place + 1

@@ -5,10 +5,9 @@ lists that belong to one shared negative are summed first, all negatives at once
 
     sums  [eta, lists] x [lists, d]
 
-and become one summand. If few coefficients of a tile are other than 0, as in long lists, they are sorted by negative
-and summed one by one; a negative without any has no summand. With eta = 45 and groups of 32 lists, 2.4 summands per
-list remain to be sorted instead of 46. The terms of positives, and of negatives that a list has in place of shared
-ones, are one summand each.
+and become one summand. With eta = 45 and groups of 32 lists, 2.4 summands per list remain to be sorted instead of 46.
+The terms of positives, and of negatives that a list has in place of shared ones, are one summand each. Of long lists,
+`terms` has summed those of shared negatives already.
 
 Summands are then grouped by row with a radix sort on (row, summand), whose memory depends on their number alone, not on
 the table: all threads distribute them to buckets by the high bits of the row, then one thread per bucket sorts by the
@@ -19,8 +18,7 @@ Measured on one thread with AVX2 (rho = 1, eta = 45, d = 64, 2048 lists in group
 shared negatives summed first and 3.6 ms without. Distributing 98,304 rows to buckets takes 0.4 ms, where a stable
 argsort of NumPy takes 3.1 ms.
 
-Cost: per summand 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written. In
-long lists, two passes over the coefficients find those that are not 0.
+Cost: per summand 2 d operations and d floats read; per row about 8 d operations and 4 d floats read or written.
 """
 
 import math
@@ -34,24 +32,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_update
-from drm_triton.kernels.cpu.active import ACTIVE_MIN
-from drm_triton.kernels.cpu.losses import add_rows
 from drm_triton.kernels.cpu.rounding import round_rows
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
-from drm_triton.kernels.cpu.runtime.bits import BITS, find_true, mark_not_zero, ones
+from drm_triton.kernels.cpu.runtime.bits import find_true
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, padded
 from drm_triton.kernels.cpu.softsort import all_finite
-from drm_triton.kernels.cpu.tiles import (
-    Groups,
-    NonzeroTerms,
-    add_nonzero,
-    divide,
-    nonzero_terms,
-    sort_nonzero,
-    tile_bounds,
-)
+from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
 from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding
 from drm_triton.names import Score
 
@@ -63,7 +51,6 @@ MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-leve
 PREFETCH_DISTANCE = 8
 TILE = 256  # lists whose terms of one shared negative become one summand; their vectors fit the second-level cache
 TASK = 1 << 14  # terms of shared negatives that a thread sums at least: fewer take less time than to start it
-SPARSE = 4  # a tile is sparse if at most one of this many coefficients of shared negatives is not 0
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
 
@@ -102,7 +89,7 @@ class SumBuffers(NamedTuple):
     product: NDArray[np.float32]  # [padded eta, padded d]
     totals: NDArray[np.float32]  # [eta], sums of the coefficients
     used: NDArray[np.bool_]  # [eta], whether any list has such a term
-    nonzero: NonzeroTerms
+    positions: NDArray[np.int64]  # [eta], of the terms of one list that are not summed
 
 
 @inline
@@ -135,34 +122,21 @@ def find_used(start, stop, separate, groups, finite, used):
 
 
 @kernel
-def count_summands(start, stop, terms, groups, finite, sparse, counts, used_counts):
+def count_summands(start, stop, terms, groups, finite, counts, used_counts):
     """Write the number of summands of tiles start .. stop - 1 to `counts`, of these sums of terms to `used_counts`.
 
     finite [B] says whether all of a list's vector is. A list with another vector has a summand for each term: in the
-    product, 0 * inf would spoil rows for which the list has no term. sparse [tiles] says whether few of the
-    coefficients in sums are other than 0. Rows for which all of them are 0 have no summand then.
+    product, 0 * inf would spoil rows for which the list has no term.
     """
     eta = groups.items.shape[1]
-    used, words = np.empty(eta, np.bool_), np.empty((eta + BITS - 1) // BITS, np.int64)
+    used = np.empty(eta, np.bool_)
     for tile in range(start, stop):
         _, begin, end = tile_bounds(tile, groups)
         positives, separate = (end - begin) * (terms.rows.shape[1] - eta), 0
         for b in range(begin, end):
             finite[b] = all_finite(terms.vectors[terms.sources[b]])
             separate += count_replaced(groups.replaced[b]) if finite[b] else eta
-        sparse[tile] = False
-        if eta >= ACTIVE_MIN:
-            words[:], nonzero = 0, 0
-            for b in range(begin, end):
-                if finite[b]:
-                    nonzero += mark_not_zero(terms.coefficients[b, -eta:], groups.replaced[b], words)
-            sparse[tile] = nonzero <= (end - begin) * eta // SPARSE
-        used_counts[tile] = 0
-        if sparse[tile]:
-            for i in range(words.size):
-                used_counts[tile] += ones(words[i])
-        else:
-            used_counts[tile] = find_used(begin, end, separate, groups, finite, used)
+        used_counts[tile] = find_used(begin, end, separate, groups, finite, used)
         counts[tile] = positives + separate + used_counts[tile]
 
 
@@ -185,9 +159,9 @@ def fill_separate(start, stop, position, terms, groups, finite, buffers, summand
             vector[c] = x[c]
         if not finite[b]:
             vector[:] = f32(0)
-        count = find_true(replaced, buffers.nonzero.positions) if finite[b] else eta
+        count = find_true(replaced, buffers.positions) if finite[b] else eta
         for i in range(count):
-            j = buffers.nonzero.positions[i] if finite[b] else i
+            j = buffers.positions[i] if finite[b] else i
             summands.rows[position], summands.origin[position] = rows[positives + j], ~source
             summands.weights[position] = summands.totals[position] = coefficients[positives + j]
             position += 1
@@ -218,42 +192,25 @@ def sum_products(start, stop, separate, terms, groups, finite, buffers):
 
 
 @inline
-def fill_tile(tile, position, sum_position, sparse, terms, groups, finite, buffers, summands):
+def fill_tile(tile, position, sum_position, terms, groups, finite, buffers, summands):
     """Write the summands of a tile, the first one at `position` and the first sum at `sum_position`."""
     group, start, stop = tile_bounds(tile, groups)
-    d, nonzero = terms.vectors.shape[1], buffers.nonzero
+    d = terms.vectors.shape[1]
     position, separate = fill_separate(start, stop, position, terms, groups, finite, buffers, summands)
-    if sparse:
-        nonzero.starts[:], number = 0, 0
-        for b in range(start, stop):
-            if finite[b]:
-                coefficients = terms.coefficients[b, -groups.items.shape[1] :]
-                number = add_nonzero(b - start, coefficients, groups.replaced[b], number, nonzero)
-        sort_nonzero(number, nonzero)
-    else:
-        sum_products(start, stop, separate, terms, groups, finite, buffers)
+    sum_products(start, stop, separate, terms, groups, finite, buffers)
     for j in range(groups.items.shape[1]):
-        low, high = nonzero.starts[j], nonzero.starts[j + 1]
-        if low < high if sparse else buffers.used[j]:
-            total, summand_total = summands.sums[sum_position], f32(0)
-            if sparse:
-                total[:] = f32(0)
-                coefficients = nonzero.coefficients[1, low:high]
-                add_rows(buffers.vectors, nonzero.list_in_tile[1, low:high], coefficients, total)
-                for e in range(coefficients.size):
-                    summand_total += coefficients[e]
-            else:
-                summand_total = buffers.totals[j]
-                for c in range(d):
-                    total[c] = buffers.product[j, c]
+        if buffers.used[j]:
+            total = summands.sums[sum_position]
+            for c in range(d):
+                total[c] = buffers.product[j, c]
             summands.rows[position], summands.origin[position] = groups.items[group, j], sum_position
-            summands.weights[position], summands.totals[position] = f32(1), summand_total
+            summands.weights[position], summands.totals[position] = f32(1), buffers.totals[j]
             position += 1
             sum_position += 1
 
 
 @kernel
-def fill_summands(start, stop, terms, groups, finite, sparse, positions, sum_positions, summands):
+def fill_summands(start, stop, terms, groups, finite, positions, sum_positions, summands):
     """Write the summands of tiles start .. stop - 1, those of a tile from its entry in `positions`."""
     eta, d = groups.items.shape[1], terms.vectors.shape[1]
     height, width = padded(eta, ROWS), padded(d, LANES)
@@ -263,21 +220,20 @@ def fill_summands(start, stop, terms, groups, finite, sparse, positions, sum_pos
         np.empty((height, width), np.float32),
         np.empty(eta, np.float32),
         np.empty(eta, np.bool_),
-        nonzero_terms(eta, groups.tile * eta // SPARSE),
+        np.empty(eta, np.int64),
     )
     for tile in range(start, stop):
         if positions[tile] < positions[tile + 1]:
-            position, sum_position = positions[tile], sum_positions[tile]
-            fill_tile(tile, position, sum_position, sparse[tile], terms, groups, finite, buffers, summands)
+            fill_tile(tile, positions[tile], sum_positions[tile], terms, groups, finite, buffers, summands)
 
 
 def sum_shared(terms: Terms, groups: Groups) -> Summands:
     """Sum the terms of each shared negative over the lists of a tile; the other terms become a summand each."""
     n_tiles, d = groups.n_tiles, terms.vectors.shape[1]
-    finite, sparse = np.empty(len(terms.rows), np.bool_), np.empty(n_tiles, np.bool_)
+    finite = np.empty(len(terms.rows), np.bool_)
     counts, used_counts = np.empty(n_tiles, np.int64), np.empty(n_tiles, np.int64)
     grain = -(-TASK // max(1, groups.tile * groups.items.shape[1]))
-    threads.split(count_summands, n_tiles, grain, terms, groups, finite, sparse, counts, used_counts)
+    threads.split(count_summands, n_tiles, grain, terms, groups, finite, counts, used_counts)
     positions, sum_positions = (np.concatenate([[0], x.cumsum()]) for x in (counts, used_counts))
     E = int(positions[-1])
     summands = Summands(
@@ -288,7 +244,7 @@ def sum_shared(terms: Terms, groups: Groups) -> Summands:
         vectors=terms.vectors,
         sums=np.empty((int(sum_positions[-1]), d), f32),
     )
-    threads.split(fill_summands, n_tiles, grain, terms, groups, finite, sparse, positions, sum_positions, summands)
+    threads.split(fill_summands, n_tiles, grain, terms, groups, finite, positions, sum_positions, summands)
     return summands
 
 
@@ -497,6 +453,8 @@ def summands_of(function: str, terms: GradientTerms) -> Summands:
 
 def merge_shared(terms: GradientTerms) -> GradientTerms:
     """Return the terms without `shared`: those of a shared negative are summed over the lists of a tile."""
+    if terms.totals is not None:
+        return terms
     summands = summands_of("merge_shared", terms)
     origin, n_vectors = summands.origin, len(terms.vectors)
     sources = np.where(origin < 0, ~origin, origin + n_vectors).astype(np.int32)

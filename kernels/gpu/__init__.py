@@ -1,7 +1,7 @@
 """The operations in Triton, for NVIDIA and AMD GPUs; on the CPU only under TRITON_INTERPRET=1, for tests."""
 
 from drm_triton.kernels.catalogue import catalogue_gradients
-from drm_triton.kernels.gpu.gradients import list_gradients
+from drm_triton.kernels.gpu.gradients import list_gradients, list_terms
 from drm_triton.kernels.gpu.sampling import sample_lists
 from drm_triton.kernels.gpu.softsort import drm_lists, soft_topk_backward, soft_topk_forward
 from drm_triton.kernels.gpu.topk import pack_items, top_k
@@ -13,6 +13,7 @@ __all__ = [
     "catalogue_gradients",
     "drm_lists",
     "list_gradients",
+    "list_terms",
     "merge_shared",
     "name",
     "pack_items",

@@ -35,7 +35,7 @@ from drm_triton.kernels.gpu.losses import finish
 from drm_triton.kernels.gpu.rounding import widened
 from drm_triton.kernels.gpu.softsort import above_sums, nan_or_zero, soft_topk, soft_topk_gradient, sort_lists
 from drm_triton.kernels.precision import arithmetic
-from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
+from drm_triton.kernels.protocol import ListBatch, ListGradients, ListTerms, Objective
 from drm_triton.kernels.weights import rank_weights, training_rank_weights
 from drm_triton.names import LOSSES
 
@@ -361,3 +361,15 @@ def compute_losses(s: Tensor, losses: Tensor, objective: Objective, n_items: int
         **sizes,
     )
     return g
+
+
+def list_terms(
+    U: Tensor,
+    V: Tensor,
+    batch: ListBatch,
+    objective: Objective,
+    weights: Tensor | None = None,
+    n_items: int | None = None,
+) -> ListTerms:
+    """Compute losses of lists, and the gradients of users and items: see `protocol.Backend.list_terms`."""
+    return list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)

@@ -22,8 +22,6 @@ def some_terms(share: int, eta: int = 20) -> GradientTerms:
     _, batch = some_batch(share, eta)
     generator = torch.Generator().manual_seed(1)
     g = torch.randn(batch.items.shape, generator=generator)
-    if eta > 100:
-        g[torch.rand(g.shape, generator=generator) < 0.9] = 0  # a tile with few terms is summed in another way
     return GradientTerms.of_items(batch, g, torch.randn(40, 8, generator=generator))
 
 

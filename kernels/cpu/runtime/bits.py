@@ -62,17 +62,6 @@ def at_least(context, x, start, limit):
 
 
 @intrinsic
-def not_zero(context, x, start):
-    """Return which of BITS numbers from `start` on are not 0. NaN is not."""
-
-    def build(context, builder, signature, args):
-        at = VectorBuilder(context, builder, signature, args, ("x", "start"))
-        return _word(at, lambda value: builder.fcmp_unordered("!=", value, at.zero))
-
-    return types.int64(x, types.int64), build
-
-
-@intrinsic
 def true(context, x, start):
     """Return which of BITS booleans from `start` on are true."""
 
@@ -144,36 +133,5 @@ def find_true(x, positions):
     for j in range(whole, x.size):
         if x[j]:
             positions[count] = j
-            count += 1
-    return count
-
-
-@inline
-def find_not_zero(x, excluded, positions):
-    """Write the positions of the numbers that are not 0 and not excluded [x.size] to `positions`; return their number.
-
-    `excluded` is an array of booleans.
-    """
-    whole, count = x.size // BITS * BITS, 0
-    for start in range(0, whole, BITS):
-        count = write_ones(not_zero(x, start) & ~true(excluded, start), start, positions, count)
-    for j in range(whole, x.size):
-        if x[j] != 0 and not excluded[j]:
-            positions[count] = j
-            count += 1
-    return count
-
-
-@inline
-def mark_not_zero(x, excluded, words):
-    """Set the bits of `words` of the numbers that are not 0 and not excluded; return the number of these."""
-    whole, count = x.size // BITS * BITS, 0
-    for start in range(0, whole, BITS):
-        word = not_zero(x, start) & ~true(excluded, start)
-        words[start // BITS] |= word
-        count += ones(word)
-    for j in range(whole, x.size):
-        if x[j] != 0 and not excluded[j]:
-            words[j // BITS] |= 1 << (j - whole)
             count += 1
     return count

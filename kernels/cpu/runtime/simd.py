@@ -72,7 +72,7 @@ class VectorBuilder:
         entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
         builder.branch(loop)
         builder.position_at_end(loop)
-        index, vectors = builder.phi(self.i64), [builder.phi(self.vector) for _ in starts]
+        index, vectors = builder.phi(self.i64), [builder.phi(start.type) for start in starts]
         results, following = body(index, vectors), builder.add(index, self.i64(step))
         index.add_incoming(self.i64(0), entry)
         index.add_incoming(following, loop)
@@ -205,14 +205,14 @@ _dot_tile, _distance_tile = _score_tile(l2=False), _score_tile(l2=True)
 
 
 @inline
-def score_lists(V, items, following, columns, l2, scores):
-    """scores[t, j] = u_t . v_j, or -||u_t - v_j||^2 under l2, for the rows v_j of V [*, d] that `items` lists.
+def score_lists(V, items, following, columns, l2, scores, stride):
+    """scores[t * stride + j] = u_t . v_j, or -||u_t - v_j||^2 under l2, for the rows v_j of V [*, d] in `items`.
 
-    The vectors u_t are the columns of `columns` [d, lists], lists a multiple of VECTORS * LANES. `scores` has as many
-    rows, and as many columns as items, rounded up to a multiple of ITEMS. The rows of `following`, the next items to
-    score, are prefetched.
+    The vectors u_t are the columns of `columns` [d, lists], lists a multiple of VECTORS * LANES. `scores` is flat, and
+    has space for as many lists and for the number of items rounded up to a multiple of ITEMS. The rows of `following`,
+    the next items to score, are prefetched.
     """
-    n, (d, lists), stride = items.size, columns.shape, scores.shape[1]
+    n, (d, lists) = items.size, columns.shape
     ahead = min(AHEAD, n)
     for j in range(0, n, ITEMS):
         for p in range(j + ahead, min(j + ITEMS, n) + ahead):
@@ -228,6 +228,85 @@ def score_lists(V, items, following, columns, l2, scores):
 def padded(size, multiple):
     """Round size up to a multiple."""
     return (size + multiple - 1) // multiple * multiple
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sums of rows
+
+
+def _row_tile(vectors: int, scatter: bool):
+    """Return an intrinsic for `vectors` vectors of the columns of many rows, from column `c` on.
+
+    With `scatter`, g[e] x is added to the row of `rows` that begins at starts[e], for each e < n, at least one.
+    Otherwise, the sum of g[e] times these rows is added to x.
+    """
+
+    @intrinsic
+    def tile(context, x, x_start, rows, starts, g, n, c):
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args, ("x", "x_start", "rows", "starts", "g", "n", "c"))
+            columns = [builder.add(at["c"], at.i64(v * at.lanes)) for v in range(vectors)]
+            places = [builder.add(at["x_start"], column) for column in columns]
+            start = [at.load("x", place, at.vector) for place in places]
+
+            def step(e, sums):
+                row, factor = at.load("starts", e, at.i64), at.splat(at.load("g", e))
+                results = []
+                for column, total, of_x in zip(columns, sums, start, strict=True):
+                    place = builder.add(row, column)
+                    value = at.load("rows", place, at.vector)
+                    if scatter:
+                        term = builder.fmul(factor, of_x, flags=FUSED)
+                        at.store(builder.fadd(value, term, flags=FUSED), "rows", place)
+                    else:
+                        total = builder.fadd(total, builder.fmul(factor, value, flags=FUSED), flags=FUSED)
+                    results.append(total)
+                return results
+
+            sums = at.loop(at["n"], 1, start, step)
+            if not scatter:
+                for place, total in zip(places, sums, strict=True):
+                    at.store(total, "x", place)
+            return nothing(context)
+
+        i64 = types.int64
+        return types.none(x, i64, rows, starts, g, i64, i64), build
+
+    return tile
+
+
+_sum_eight, _sum_one = _row_tile(8, scatter=False), _row_tile(1, scatter=False)
+_scatter_eight, _scatter_one = _row_tile(8, scatter=True), _row_tile(1, scatter=True)
+
+
+@inline
+def sum_rows(rows, starts, g, n, x, x_start, d):
+    """x[x_start + c] += sum_e g[e] rows[starts[e] + c] over e < n, for each c < d. `rows` and x are flat."""
+    if n == 0:
+        return
+    eight, one = d // (8 * LANES) * (8 * LANES), d // LANES * LANES
+    for c in range(0, eight, 8 * LANES):
+        _sum_eight(x, x_start, rows, starts, g, n, c)
+    for c in range(eight, one, LANES):
+        _sum_one(x, x_start, rows, starts, g, n, c)
+    for c in range(one, d):
+        for e in range(n):
+            x[x_start + c] += g[e] * rows[starts[e] + c]
+
+
+@inline
+def scatter_rows(rows, starts, g, n, x, x_start, d):
+    """rows[starts[e] + c] += g[e] x[x_start + c] for each e < n and c < d. `rows` and x are flat."""
+    if n == 0:
+        return
+    eight, one = d // (8 * LANES) * (8 * LANES), d // LANES * LANES
+    for c in range(0, eight, 8 * LANES):
+        _scatter_eight(x, x_start, rows, starts, g, n, c)
+    for c in range(eight, one, LANES):
+        _scatter_one(x, x_start, rows, starts, g, n, c)
+    for c in range(one, d):
+        for e in range(n):
+            rows[starts[e] + c] += g[e] * x[x_start + c]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -391,51 +470,37 @@ def _pairs_tile(context, s, G, ds, n, start):
     return types.none(s, G, ds, types.int64, types.int64), build
 
 
-@intrinsic
-def _rank_tile(context, s, rank, n, start):
-    """rank_j = the number of i < n with s_i > s_j, or s_i = s_j and i < j, for the vector of j from `start` on."""
+def _rank_tile(vectors: int):
+    """Return an intrinsic for the ranks of `vectors` vectors of numbers, from `start` on."""
 
-    def build(context, builder, signature, args):
-        at = VectorBuilder(context, builder, signature, args, ("s", "rank", "n", "start"))
-        x, integers = at.load("s", at["start"], at.vector), ir.VectorType(at.i64, at.lanes)
-        of_element = ir.VectorType(ir.IntType(64 if at.lanes == LANES // 2 else 32), at.lanes)
+    @intrinsic
+    def tile(context, s, rank, n, start):
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args, ("s", "rank", "n", "start"))
+            integers = ir.VectorType(at.i64, at.lanes)
+            of_element = ir.VectorType(ir.IntType(64 if at.lanes == LANES // 2 else 32), at.lanes)
+            begins = [builder.add(at["start"], at.i64(v * at.lanes)) for v in range(vectors)]
+            columns = [at.load("s", begin, at.vector) for begin in begins]
 
-        def count(relation, i, total, lanes=None):
-            """Subtract -1 where s_i counts; `lanes` says for which lanes it is compared."""
-            above = builder.fcmp_ordered(relation, at.splat(at.load("s", i)), x)
-            if lanes is not None:
-                above = builder.and_(above, ir.Constant(ir.VectorType(ir.IntType(1), at.lanes), lanes))
-            return builder.sub(total, builder.sext(above, of_element))
+            def step(i, totals):
+                other, results = at.splat(at.load("s", i)), []
+                for x, total in zip(columns, totals, strict=True):
+                    above = builder.sext(builder.fcmp_ordered(">", other, x), of_element)  # true is -1
+                    results.append(builder.sub(total, above))
+                return results
 
-        def counted(begin, end, relation, total):
-            """Count the entries begin .. end - 1, which may be none."""
-            entry = builder.block
-            test, body, done = (builder.append_basic_block(name) for name in ("test", "body", "done"))
-            builder.branch(test)
-            builder.position_at_end(test)
-            i, sums = builder.phi(at.i64), builder.phi(of_element)
-            builder.cbranch(builder.icmp_signed("<", i, end), body, done)
-            builder.position_at_end(body)
-            following = count(relation, i, sums)
-            for phi, first, later in ((i, begin, builder.add(i, at.i64(1))), (sums, total, following)):
-                phi.add_incoming(first, entry)
-                phi.add_incoming(later, body)
-            builder.branch(test)
-            builder.position_at_end(done)
-            return sums
+            totals = at.loop(at["n"], 1, vectors * [ir.Constant(of_element, [0] * at.lanes)], step)
+            for begin, total in zip(begins, totals, strict=True):
+                wide = total if of_element == integers else builder.sext(total, integers)
+                builder.store(wide, at.pointer("rank", begin, integers), align=8)
+            return nothing(context)
 
-        zero = ir.Constant(of_element, [0] * at.lanes)
-        total = counted(at.i64(0), at["start"], ">=", zero)
-        for this in range(at.lanes):  # the entries of this vector: ties count for the later lanes
-            i = builder.add(at["start"], at.i64(this))
-            total = count(">=", i, total, [lane > this for lane in range(at.lanes)])
-            total = count(">", i, total, [lane < this for lane in range(at.lanes)])
-        total = counted(builder.add(at["start"], at.i64(at.lanes)), at["n"], ">", total)
-        wide = total if of_element == integers else builder.sext(total, integers)
-        builder.store(wide, at.pointer("rank", at["start"], integers), align=8)
-        return nothing(context)
+        return types.none(s, rank, types.int64, types.int64), build
 
-    return types.none(s, rank, types.int64, types.int64), build
+    return tile
+
+
+_rank_four, _rank_one = _rank_tile(4), _rank_tile(1)
 
 
 @inline
@@ -454,9 +519,10 @@ def sum_pairs(s, n, G, ds):
 
 @inline
 def rank_entries(s, n, rank):
-    """rank_j = the number of entries before s_j in descending order; ties go to the lower position.
-
-    s and rank, int64, are padded; the padding of s is below the others.
-    """
-    for start in range(0, s.size, 64 // s.itemsize if AVX512 else 32 // s.itemsize):
-        _rank_tile(s, rank, n, start)
+    """rank_j = the number of i < n with s_i > s_j. Equal numbers have equal ranks. s and rank, int64, are padded."""
+    lanes = 64 // s.itemsize if AVX512 else 32 // s.itemsize
+    fours = s.size // (4 * lanes) * (4 * lanes)
+    for start in range(0, fours, 4 * lanes):
+        _rank_four(s, rank, n, start)
+    for start in range(fours, s.size, lanes):
+        _rank_one(s, rank, n, start)

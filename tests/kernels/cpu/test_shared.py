@@ -101,25 +101,11 @@ def test_every_dimension(d: int, score: Score) -> None:
 @pytest.mark.parametrize("eta", [ACTIVE_MIN - 1, ACTIVE_MIN, 129, 1000])
 @pytest.mark.parametrize("replaced", [0.0, 0.05, 1.0])
 def test_long_lists_with_few_gradients(eta: int, score: Score, replaced: float) -> None:
-    """Only the items that take part have a gradient: no others are added to the user's, or updated."""
     U, V, batch = random_shared_lists(eta, 14, 2, eta, 16, 6, replaced)
     g = assert_gradients(U, V, batch, Objective(2, score=score, tau=0.5))
     assert eta < 1000 or (g != 0).float().mean() < 0.25
     for dense in (None, V.roll(1, 0)):
         assert_update(V / V.norm(dim=1, keepdim=True), GradientTerms.of_items(batch, g, U), score, dense)
-
-
-def test_rows_whose_coefficients_are_all_zero_are_not_read() -> None:
-    U, V, batch = random_shared_lists(3, 40, 1, 200, 8, 20, 0.05)
-    assert batch.shared is not None
-    g = torch.zeros(40, 201)
-    g[:, :3] = 1
-    touched = torch.cat([batch.items[:, :3].flatten(), batch.items[:, 1:][batch.shared.replaced]]).long()
-    before, V[:] = V.clone() / V.norm(dim=1).max(), V / V.norm(dim=1).max()
-    cpu.update_rows(V, torch.ones_like(V), GradientTerms.of_items(batch, g, U), 0.1, "dot")
-    changed = (before != V).any(1)
-    assert changed.any()
-    assert not changed[~torch.isin(torch.arange(len(V)), touched)].any()
 
 
 @pytest.mark.parametrize(("B", "size"), [(2048, 32), (1, 1), (5, 2), (200, 64), (200, 65), (500, 129), (9000, 4161)])

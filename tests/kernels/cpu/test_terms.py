@@ -1,0 +1,191 @@
+"""`list_terms` against the float64 reference, which computes every gradient of every list."""
+
+from dataclasses import replace
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from drm_triton.errors import InputError
+from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.active import ACTIVE_MIN
+from drm_triton.kernels.cpu.runtime.threads import set_threads
+from drm_triton.kernels.cpu.terms import SCORED, SHARE_MIN, TILE
+from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
+from drm_triton.names import LOSSES, Score, Weight
+from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists, random_shared_lists
+
+
+def item_gradient(terms: GradientTerms, V: Tensor, score: Score) -> Tensor:
+    """Add the terms up to the gradient of all items, in float64: [N, d]."""
+    rows, V = terms.rows.long(), V.double()
+    coefficients = terms.coefficients.double()
+    totals = coefficients if terms.totals is None else terms.totals.double()
+    x = coefficients[:, :, None] * terms.vectors.double()[terms.sources.long()][:, None]
+    if score == "l2":
+        x = 2 * (x - totals[:, :, None] * V[rows])
+    return torch.zeros_like(V).index_add_(0, rows.flatten(), x.flatten(0, 1))
+
+
+def assert_terms(
+    U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, weights: Tensor | None = None
+) -> ListTerms:
+    """Compare losses and gradients of a batch with the reference."""
+    got = cpu.list_terms(U, V, batch, objective, weights)
+    alone = ListBatch(batch.users, batch.items)
+    of_lists = None if weights is None else weights.double()
+    want = reference.list_terms(U.double(), V.double(), alone, objective, of_lists)
+    found = {**got.losses, "user_grad": got.user_grad, "items": item_gradient(got.items, V, objective.score)}
+    expected = {**want.losses, "user_grad": want.user_grad, "items": item_gradient(want.items, V, objective.score)}
+    assert list(got.losses) == list(want.losses) == ["loss", *LOSSES]
+    for name, y in expected.items():
+        bound = 64 * EPS * batch.items.shape[1] ** 0.5 * max(y.abs().max().item(), 1)
+        torch.testing.assert_close(found[name].double(), y, rtol=0, atol=bound, msg=partial("{}: {}".format, name))
+    return got
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    seed=st.integers(0, 99),
+    B=st.integers(1, 150),
+    rho=st.integers(1, 4),
+    eta=st.integers(ACTIVE_MIN - 4, 200),
+    d=st.integers(1, 70),
+    size=st.integers(1, 140),
+    replaced=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    score=st.sampled_from(get_args(Score)),
+    weighted=st.booleans(),
+)
+def test_results_are_those_of_the_reference(
+    seed: int, B: int, rho: int, eta: int, d: int, size: int, replaced: float, score: Score, weighted: bool
+) -> None:
+    U, V, batch = random_shared_lists(seed, B, rho, eta, d, size, replaced)
+    weights = torch.rand(B, generator=torch.Generator().manual_seed(seed)) if weighted else None
+    assert_terms(U, V, batch, Objective(rho, score=score, tau=0.5, lam=0.7), weights)
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize(
+    ("B", "size"),
+    [
+        (2 * TILE + 50, TILE + 10),  # two tiles in a group, and a short last group
+        (TILE + 20, TILE + 10),  # a last group with an empty tile
+        (SCORED + 1, 2**40),  # a group larger than the batch, scored in two parts
+        (3 * SHARE_MIN, SHARE_MIN),
+        (2 * SHARE_MIN, SHARE_MIN - 1),  # groups that are too small for tiles
+    ],
+)
+def test_groups_of_every_size(B: int, size: int, score: Score) -> None:
+    U, V, batch = random_shared_lists(5, B, 2, 70, 8, size, 0.05)
+    assert_terms(U, V, batch, Objective(2, score=score, tau=0.5))
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_every_weight_and_cut_off(weight: Weight, k: int) -> None:
+    U, V, batch = random_shared_lists(6, 40, 5, 150, 16, 20, 0.1)
+    assert_terms(U, V, batch, Objective(5, k=k, weight=weight, tau=0.3))
+    assert_terms(U, V, batch, Objective(5, k=k, weight=weight, tau=0.3, hinge=False))
+
+
+@pytest.mark.parametrize("objective", [Objective(2, drm=False), Objective(2, mse=True), Objective(2, softmax=True)])
+def test_other_objectives(objective: Objective) -> None:
+    U, V, batch = random_shared_lists(7, 40, 2, 150, 16, 20, 0.1)
+    assert_terms(U, V, batch, objective)
+
+
+@pytest.mark.parametrize("values", ["equal", "ties", "gaps"])
+@pytest.mark.parametrize("replaced", [0.0, 0.1, 1.0])
+def test_adversarial_scores(values: str, replaced: float) -> None:
+    """All scores equal; many ties; gaps so large that the hardest negative is not active. All scores are exact."""
+    U, V, batch = random_shared_lists(8, 40, 1, 200, 8, 20, replaced)
+    U, V = (8 * U).round() / 8, (8 * V).round() / 8
+    if values == "equal":
+        V[:] = V[0]
+    elif values == "ties":
+        V[:] = V[:3].repeat(len(V), 1)[: len(V)]
+    else:
+        V[batch.items[:, 0].long()] *= 1000
+    assert_terms(U, V, batch, Objective(1, tau=0.5))
+
+
+def test_lists_with_their_own_negatives() -> None:
+    U, V, batch = random_lists(1, 30, 300, 16)
+    assert_terms(U, V, batch, Objective(2, tau=0.5))
+
+
+def test_terms_are_few() -> None:
+    """Only items with a gradient have a term: a step reads and writes no other rows."""
+    U, V, batch = random_shared_lists(9, 64, 1, 1000, 16, 32, 0.05)
+    for lists in (batch, batch._replace(shared=None)):
+        got = assert_terms(U, V, lists, Objective(1, tau=0.05))
+        touched = reference.list_gradients(U.double(), V.double(), lists, Objective(1, tau=0.05)).g.abs() > 1e-8
+        rows = set(got.items.rows.flatten().tolist())
+        assert set(batch.items[touched].tolist()) <= rows
+        assert len(rows) < len(torch.unique(batch.items)) / 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("replaced", [0.0, 0.3])
+def test_a_bad_shared_item_spoils_only_the_lists_that_contain_it(bad: float, replaced: float) -> None:
+    U, V, batch = random_shared_lists(3, 48, 1, 90, 16, 16, replaced)
+    assert batch.shared is not None
+    item = batch.shared.items[1, 5]  # of lists 16 to 31
+    V[item.long()] = bad
+    got = cpu.list_terms(U, V, batch, Objective(1))
+    hit = (batch.items == item).any(1)
+    assert hit[16:32].any()
+    for x in (got.losses["loss"], got.user_grad):
+        assert x[hit].isnan().all()
+        assert x[~hit].isfinite().all()
+    gradient = item_gradient(got.items, torch.zeros_like(V), "dot")
+    spoiled = torch.zeros(len(V), dtype=torch.bool)
+    spoiled[batch.items[hit].long()] = True
+    assert torch.equal(gradient.isnan().any(1), spoiled)
+
+
+@pytest.mark.usefixtures("poison")
+def test_threads_do_not_change_a_bit() -> None:
+    U, V, batch = random_shared_lists(10, 700, 2, 130, 24, 300, 0.05)
+    runs = []
+    for count in THREAD_COUNTS:
+        set_threads(count)
+        losses, user_grad, items = cpu.list_terms(U, V, batch, Objective(2, tau=0.5))
+        runs.append([losses["loss"], user_grad, items.rows, items.coefficients, items.totals, items.sources])
+        table, state = V / V.norm(dim=1, keepdim=True), torch.ones_like(V)
+        cpu.update_rows(table, state, items, 0.1, "dot")
+        runs[-1] += [table, state]
+    assert all(torch.equal(a, b) for a, b in zip(runs[0], runs[-1], strict=True))
+
+
+@pytest.mark.parametrize("what", ["users", "positives", "replaced", "shared"])
+@pytest.mark.parametrize("value", [-1, 10**6])
+def test_ids_out_of_range(what: str, value: int) -> None:
+    U, V, batch = random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)
+    assert batch.shared is not None
+    match what:
+        case "users":
+            batch.users[3] = value
+        case "positives":
+            batch.items[3, 0] = value
+        case "replaced":
+            batch.items[:, 1:][batch.shared.replaced] = value
+        case _:
+            batch.shared.items[1, 7] = value
+    with pytest.raises(InputError, match="must be in"):
+        cpu.list_terms(U, V, batch, Objective(1))
+
+
+def test_bad_weights_and_an_empty_batch() -> None:
+    U, V, batch = random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)
+    with pytest.raises(InputError, match=r"weights must have shape \[32\]"):
+        cpu.list_terms(U, V, batch, Objective(1), torch.ones(31))
+    assert batch.shared is not None
+    shared = batch.shared._replace(items=batch.shared.items[:0], replaced=batch.shared.replaced[:0])
+    none = ListBatch(batch.users[:0], batch.items[:0], shared)
+    assert cpu.list_terms(U, V, none, Objective(1)).losses["loss"].shape == (0,)
+    assert len(cpu.list_terms(U, V, none, replace(Objective(1), score="l2")).items.rows) == 0
