@@ -13,10 +13,10 @@ from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
 from drm_triton.kernels.cpu.runtime.numba_private import llvm_function, nothing
 from drm_triton.kernels.cpu.runtime.simd import AVX512, FUSED, LANES, ROWS, VectorBuilder
 
-# Rows of the tiles that are two vectors wide. With r rows there are r + 2 loads for 2 r multiply-adds, so that loads do
-# not limit them.
+# Rows of the tiles that are several vectors wide. With r rows and v vectors, r + v loads are for r v multiply-adds, so
+# that loads do not limit them.
 TALL, LOW = (12, 4) if AVX512 else (6, 4)  # of a Gram matrix: most of the registers, and rows that are left
-HALF = ROWS if AVX512 else ROWS // 2  # of a row of blocks of the Cholesky factor
+HALF = ROWS if AVX512 else ROWS // 2  # of a row of blocks of the Cholesky factor, three vectors wide
 INNER = 4 if AVX512 else 2  # rows of one factor in a tile of inner products; the other factor has 4
 WIDE = 4  # vectors that a sum of rows computes at once
 ALIGNMENT = 64  # bytes of a cache line
