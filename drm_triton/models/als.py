@@ -24,6 +24,7 @@ from torch import Tensor
 from drm_triton.data.csr import CSR
 from drm_triton.kernels import least_squares as in_torch
 from drm_triton.kernels.cpu import least_squares as on_cpu
+from drm_triton.kernels.cpu.gram import transposed
 from drm_triton.kernels.least_squares import PADDING, Systems
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.models.base import FactorModel, ModelState, Progress
@@ -134,7 +135,7 @@ class ALSModel(FactorModel[C]):
 
     _by_user: Cells
     _by_item: Cells
-    _order: Tensor  # position of the cells by item among those by user
+    _order: Tensor  # position of the cells by item among those by user, for blocks
     _cells_of: CSR | None = None  # the interactions that the cells are of
     _fold_in: tuple[Tensor, Rotated] | None = None  # item factors, and the same rotated
 
@@ -228,11 +229,10 @@ class ALSModel(FactorModel[C]):
         if self._cells_of is fit:
             return
         _, device = self.backend()
-        users = np.repeat(np.arange(fit.shape[0]), fit.degrees())
-        order = np.argsort(fit.indices, kind="stable")
-        by_item = CSR.from_pairs(fit.indices[order], users[order], (fit.shape[1], fit.shape[0]))
-        self._by_user, self._by_item = self._cells(fit, device), self._cells(by_item, device)
-        self._order, self._cells_of = torch.from_numpy(order).to(device), fit
+        self._by_user, self._by_item = self._cells(fit, device), self._cells(transposed(fit), device)
+        if self.block < self.config.factors:
+            self._order = torch.from_numpy(np.argsort(fit.indices, kind="stable")).to(device)
+        self._cells_of = fit
 
     def _exact_epoch(self, tensors: Tensors, progress: Progress) -> float:
         """Run two half steps. Return the objective."""

@@ -85,7 +85,7 @@ def _ridge_inverse(
     inverse.diagonal().add_(regularization)
     try:
         invert(inverse.numpy(), progress)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+    except np.linalg.LinAlgError:
         raise _singular(regularization) from None
     return inverse
 

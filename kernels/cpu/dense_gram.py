@@ -22,8 +22,8 @@ ROWS_PER_TASK = 64
 GROUP = 8  # rows that are added at the same time
 PLANES = 24  # bits of a sum: float32 is exact up to there
 MOST_USERS_PER_ITEM = 4  # with more, the bits would take more than an eighth of the Gram matrix
-# Byte k of SPREAD[x] is bit k of x.
-SPREAD = np.unpackbits(np.arange(256, dtype=np.uint8), bitorder="little").view(np.uint64)
+# The bits that `transpose` exchanges at distances of 1, 2, 4, .. 32.
+MASKS = np.array([(2**64 - 1) // ((1 << (1 << k)) + 1) for k in range(6)], np.uint64)
 
 
 def bitmap_bytes(n_users: int, n_items: int) -> int:
@@ -45,7 +45,7 @@ def lower_gram(interactions: CSR, G: NDArray[np.floating]) -> None:
     if bitmap_bytes(n_users, n_items) and (nnz + BITS * n_items) * words < additions:
         bits = np.zeros((n_users + 1, words), np.int64)  # the last row is that of no user
         threads.split(set_bits, n_users, ROWS_PER_TASK, of_user, items, bits)
-        threads.run(partial(add_bits, *part, of_item, users, bits, SPREAD, G) for part in parts)
+        threads.run(partial(add_bits, *part, of_item, users, bits, MASKS, G) for part in parts)
     else:
         threads.run(partial(add_ones, *part, of_item, users, of_user, items, by_item.data, G) for part in parts)
 
@@ -79,10 +79,10 @@ def add_three(a, b, c):
 
 
 @kernel
-def add_bits(start, stop, of_item, users, bits, spread, G):
+def add_bits(start, stop, of_item, users, bits, masks, G):
     """Write rows start .. stop - 1 by adding rows of bits."""
     planes, carry = np.zeros((PLANES, bits.shape[1]), np.int64), np.empty(bits.shape[1], np.int64)
-    group = np.empty(GROUP, np.int64)
+    group, eights = np.empty(GROUP, np.int64), np.empty((PLANES // 8, BITS // 8 * bits.shape[1]), np.uint64)
     for i in range(start, stop):
         words, used = i // BITS + 1, 0
         while (of_item[i + 1] - of_item[i]) >> used > 0:
@@ -105,20 +105,37 @@ def add_bits(start, stop, of_item, users, bits, spread, G):
                     old = planes[plane, w]
                     planes[plane, w] = old ^ carry[w]
                     carry[w] &= old
-        write_sums(planes, used, spread, G[i, : i + 1])
+        write_sums(planes, used, masks, eights, eights.view(np.uint8), G[i, : i + 1])
         planes[:] = 0
 
 
 @inline
-def write_sums(planes, used, spread, row):
-    """Write the sums to a row. Only the first planes, as many as `used`, are not 0."""
-    for first in range(0, row.size, 8):
-        w, shift, last = first // BITS, first % BITS, min(first + 8, row.size)
-        row[first:last] = 0
-        for low in range(0, used, 8):  # eight bits of eight sums at once
-            total = np.uint64(0)
-            for plane in range(low, min(low + 8, used)):
-                total |= spread[(planes[plane, w] >> shift) & 255] << np.uint64(plane - low)
-            for j in range(first, last):
-                row[j] += np.int64(total & np.uint64(255)) << low
-                total >>= np.uint64(8)
+def transpose(x, masks):
+    """Turn 8 words, of bit b of 64 numbers each, into the 64 numbers of 8 bits.
+
+    Each step exchanges the upper right and the lower left quarter of squares of bits, then of bytes.
+    """
+    for step in range(6):
+        distance, shift, mask = 1 << step % 3, np.uint64(1 << step), masks[step]
+        for i in range(8):
+            if i & distance == 0:
+                exchanged = ((x[i] >> shift) ^ x[i + distance]) & mask
+                x[i] ^= exchanged << shift
+                x[i + distance] ^= exchanged
+
+
+@inline
+def write_sums(planes, used, masks, eights, parts, row):
+    """Write the sums to a row. Only the first planes, as many as `used`, are not 0.
+
+    parts[p, j] is a buffer for bits 8 p .. 8 p + 7 of sum j, and `eights` the same memory, eight sums in a word.
+    """
+    row[:] = 0
+    for p in range((used + 7) // 8):
+        for w in range((row.size + BITS - 1) // BITS):
+            words = eights[p, 8 * w : 8 * w + 8]
+            for b in range(8):
+                words[b] = planes[8 * p + b, w]
+            transpose(words, masks)
+        for j in range(row.size):
+            row[j] += np.int32(parts[p, j]) << np.int32(8 * p)

@@ -5,8 +5,8 @@ The matrix is cut in halves. With the lower left block A21, T = A21 A11^-1 and S
     P11 = A11^-1 + T^T S^-1 T,    P21 = -S^-1 T,    P22 = S^-1,
 
 and A11 and S are inverted in the same way. That takes n^3 operations, as a Cholesky inverse, most of them in large
-products. Each product is cut into rows of tiles of a fixed size, and BLAS computes each of them on one thread. LAPACK
-divides the work among threads in ways that round differently.
+products. Each product is cut into tiles of a fixed size, and BLAS computes each of them on one thread. Of a symmetric
+product only the lower half is computed. LAPACK divides the work among threads in ways that round differently.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from scipy.linalg import get_lapack_funcs
 from threadpoolctl import threadpool_limits
 
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.jit import kernel
-from drm_triton.kernels.torch_threads import one_torch_thread
 
-LEAF = 128  # rows of a matrix that LAPACK inverts at once
+LEAF = 256  # rows of a matrix that LAPACK inverts at once; for fewer, calls and small products take longer
 TILE = 512  # rows of a product that a thread computes at once, at most
 PARTS = 4  # tiles of a product, at least
-LOWER = 128  # rows of a lower half that a thread computes at once; the upper half of its last tile is in vain
+LOWER = 128  # rows of the tiles on the diagonal of a lower half, at most; their upper halves are in vain
 TASKS = 16  # tiles between two reports of progress
 REFLECTED = 32  # rows and columns that are transposed at once: they stay in the first level of the cache
 
@@ -62,7 +61,7 @@ def invert(A: Matrix, progress: Callable[[int, int], None] | None = None) -> Non
 
     Raises
     ------
-    torch.linalg.LinAlgError
+    numpy.linalg.LinAlgError
         The matrix is not positive definite to rounding.
     """
     done, total = 0, len(A) ** 3 // 2
@@ -76,7 +75,7 @@ def invert(A: Matrix, progress: Callable[[int, int], None] | None = None) -> Non
             if progress is not None:
                 progress(min(100, 100 * done // total), 100)
 
-    with one_torch_thread(), threadpool_limits(1, "blas"):
+    with threadpool_limits(1, "blas"):
         _invert(A, 0, len(A), run)
 
 
@@ -84,25 +83,56 @@ def _invert(A: Matrix, first: int, last: int, run: Callable[[Iterable[Product]],
     """Invert the block of rows and columns first .. last - 1."""
     n = last - first
     if n <= LEAF:
-        block = torch.from_numpy(A[first:last, first:last])
-        block.copy_(torch.cholesky_inverse(torch.linalg.cholesky(block)))
+        _invert_leaf(A[first:last, first:last])
+        threads.split(_reflect, -(-n // REFLECTED), 1, A, first, last, last)
         return
     h = -(-n // 2 // LEAF) * LEAF if n > 2 * LEAF else n // 2
     above, below = slice(first, first + h), slice(first + h, last)
     A11, A12, A21, A22 = A[above, above], A[above, below], A[below, above], A[below, below]
     _invert(A, above.start, above.stop, run)
-    run(Product(A11[rows], A21.T, A12[rows]) for rows in _tiles(h, TILE))  # T^T
-    run(Product(A21[rows], A12[:, : rows.stop], A22[rows, : rows.stop], -1) for rows in _tiles(n - h, LOWER))  # S
+    run(Product(A11[rows], A21.T, A12[rows]) for rows in _tiles(h))  # T^T
+    run(Product(A21[rows], A12[:, columns], A22[rows, columns], -1) for rows, columns in _lower(n - h))  # S
     _invert(A, below.start, below.stop, run)
-    run(Product(A22[rows], A12.T, A21[rows]) for rows in _tiles(n - h, TILE))  # S^-1 T
-    run(Product(A12[rows], A21[:, : rows.stop], A11[rows, : rows.stop], 1) for rows in _tiles(h, LOWER))
+    run(Product(A22[rows], A12.T, A21[rows]) for rows in _tiles(n - h))  # S^-1 T
+    run(Product(A12[rows], A21[:, columns], A11[rows, columns], 1) for rows, columns in _lower(h))
     threads.split(_reflect, -(-n // REFLECTED), 1, A, first, above.stop, last)
 
 
-def _tiles(n: int, most: int) -> Iterator[slice]:
-    """Yield tiles of n rows, of at most `most`, from the last one on: it is the longest one of a lower half."""
-    size = min(most, -(-n // PARTS))
+def _invert_leaf(A: Matrix) -> None:
+    """Replace the lower half of a small matrix by that of its inverse."""
+    factorise, invert = get_lapack_funcs(("potrf", "potri"), (A,))
+    block = A.T.copy(order="F")  # the upper half of what Fortran sees
+    for step, option in ((factorise, "overwrite_a"), (invert, "overwrite_c")):
+        block, failed = step(block, lower=False, **{option: True})
+        if failed:
+            raise np.linalg.LinAlgError("the matrix is not positive definite to rounding")
+    A[:] = block.T
+
+
+def _tiles(n: int) -> Iterator[slice]:
+    """Yield tiles of n rows, from the last one on: it is the longest one of a lower half."""
+    size = min(TILE, -(-n // PARTS))
     return (slice(start, min(start + size, n)) for start in range((n - 1) // size * size, -1, -size))
+
+
+def _lower(n: int) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of tiles that cover the lower half of a matrix [n, n]."""
+    for rows in _tiles(n):
+        if rows.start > 0:
+            yield rows, slice(rows.start)
+        yield from _triangle(rows)
+
+
+def _triangle(rows: slice) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of tiles that cover the lower half of a square on the diagonal."""
+    if rows.stop - rows.start <= LOWER:
+        yield rows, rows
+        return
+    middle = (rows.start + rows.stop) // 2
+    above, below = slice(rows.start, middle), slice(middle, rows.stop)
+    yield below, above
+    yield from _triangle(above)
+    yield from _triangle(below)
 
 
 @kernel
@@ -113,9 +143,9 @@ def _reflect(start, stop, A, first, middle, last):
     """
     for top in range(first + start * REFLECTED, min(first + stop * REFLECTED, last), REFLECTED):
         bottom = min(top + REFLECTED, last)
+        for i in range(max(top, middle), bottom):
+            A[i, first:middle] *= -1
         for left in range(first, min(bottom, middle), REFLECTED):
-            for i in range(top, bottom):
-                for j in range(left, min(left + REFLECTED, i, middle)):
-                    if i >= middle:
-                        A[i, j] = -A[i, j]
+            for j in range(left, min(left + REFLECTED, middle)):
+                for i in range(max(top, j + 1), bottom):  # loads, not stores, jump from row to row
                     A[j, i] = A[i, j]

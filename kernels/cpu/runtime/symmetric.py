@@ -13,10 +13,10 @@ from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
 from drm_triton.kernels.cpu.runtime.numba_private import llvm_function, nothing
 from drm_triton.kernels.cpu.runtime.simd import AVX512, FUSED, LANES, ROWS, VectorBuilder
 
-# Rows of the tiles that are two vectors wide. With r rows there are r + 2 loads for 2 r multiply-adds, so that loads do
-# not limit them.
+# Rows of the tiles that are several vectors wide. With r rows and v vectors, r + v loads are for r v multiply-adds, so
+# that loads do not limit them.
 TALL, LOW = (12, 4) if AVX512 else (6, 4)  # of a Gram matrix: most of the registers, and rows that are left
-HALF = ROWS if AVX512 else ROWS // 2  # of a row of blocks of the Cholesky factor
+HALF = ROWS if AVX512 else ROWS // 2  # of a row of blocks of the Cholesky factor, three vectors wide
 INNER = 4 if AVX512 else 2  # rows of one factor in a tile of inner products; the other factor has 4
 WIDE = 4  # vectors that a sum of rows computes at once
 ALIGNMENT = 64  # bytes of a cache line
@@ -86,7 +86,8 @@ def _product_tile(rows: int, vectors: int, subtract: bool):
 
 _add_tile, _subtract_tile = _product_tile(ROWS, 1, False), _product_tile(ROWS, 1, True)
 _tall_tile, _low_tile = _product_tile(TALL, 2, False), _product_tile(LOW, 2, False)
-_subtract_wide_tile = _product_tile(HALF, 2, True)
+_tall_narrow_tile, _low_narrow_tile = _product_tile(TALL, 1, False), _product_tile(LOW, 1, False)
+_subtract_wide_tile = _product_tile(HALF, 3, True)
 _add_row, _add_wide_row = _product_tile(1, 1, False), _product_tile(1, WIDE, False)
 
 
@@ -116,11 +117,18 @@ def add_gram(A, B, n, K):
 
     K has as many rows as columns. Tiles that the diagonal crosses are computed whole. The further columns of B hold 0.
     """
-    m, width, pair, stride = K.shape[0], K.shape[1], 2 * lanes(K), A.shape[1]
+    m, width, vector, stride = K.shape[0], K.shape[1], lanes(K), A.shape[1]
     i = 0
     while i < m:
         tall = (m - i) % TALL == 0
-        for j in range(i // pair * pair, m, pair):
+        begin = i // vector * vector
+        if (m - begin) // vector % 2 == 1:  # a pair of vectors would begin or end with one in vain
+            if tall:
+                _tall_narrow_tile(A, i, 1, stride, B, begin, stride, n, K, i * width + begin, width)
+            else:
+                _low_narrow_tile(A, i, 1, stride, B, begin, stride, n, K, i * width + begin, width)
+            begin += vector
+        for j in range(begin, m, 2 * vector):
             if tall:
                 _tall_tile(A, i, 1, stride, B, j, stride, n, K, i * width + j, width)
             else:
@@ -220,6 +228,28 @@ def _dot(context, x, x_start, y, y_start, n):
     return x.dtype(x, i64, y, i64, i64), build
 
 
+@intrinsic
+def _four_dots(context, A, a_start, a_row, x, x_start, n, y, y_start):
+    """Write the inner products of four rows of A with x to y. All have n elements, a positive multiple of the lanes."""
+
+    def build(context, builder, signature, args):
+        names = ("A", "a_start", "a_row", "x", "x_start", "n", "y", "y_start")
+        at = VectorBuilder(context, builder, signature, args, names)
+        rows = [builder.add(at["a_start"], builder.mul(at["a_row"], at.i64(i))) for i in range(4)]
+
+        def step(k, sums):
+            x = at.load("x", builder.add(at["x_start"], k), at.vector)
+            a = [at.load("A", builder.add(row, k), at.vector) for row in rows]
+            products = [builder.fmul(one, x, flags=FUSED) for one in a]
+            return [builder.fadd(total, product, flags=FUSED) for total, product in zip(sums, products, strict=True)]
+
+        at.store(_four_sums(at, at.loop(at["n"], at.lanes, 4 * [at.zero], step)), "y", at["y_start"])
+        return nothing(context)
+
+    i64 = types.int64
+    return types.none(A, i64, i64, x, i64, i64, y, i64), build
+
+
 @inline
 def inner_product(x, y):
     """Return x . y for the elements of y, a multiple of LANES; x has at least as many."""
@@ -297,12 +327,12 @@ def factorise(K, inverse, triangle):
     for first in range(0, m, ROWS):
         begin = first // vector * vector
         if first > 0:
-            rest = begin + (width - begin) // (2 * vector) * (2 * vector)
-            for j in range(begin, rest, 2 * vector):
+            rest = begin + (width - begin) // (3 * vector) * (3 * vector)
+            for j in range(begin, rest, 3 * vector):
                 for i in range(first, first + ROWS, HALF):
                     _subtract_wide_tile(K, i, 1, width, K, j, width, first, K, i * width + j, width)
-            if rest < width:
-                _subtract_tile(K, first, 1, width, K, rest, width, first, K, first * width + rest, width)
+            for j in range(rest, width, vector):
+                _subtract_tile(K, first, 1, width, K, j, width, first, K, first * width + j, width)
         _factorise_triangle(K, first * width + first, width, triangle, inverse, first)
         for j in range(begin, width, vector):
             _solve_tile(K, first * width + j, width, triangle, inverse, first)
@@ -314,10 +344,15 @@ def solve_factorised(K, inverse, x):
     width, vector, columns = K.shape[1], lanes(K), K.shape[1] - LANES
     for j in range(columns):
         x[j] = 0
-    for i in range(inverse.size - 1, -1, -1):
-        # x is still 0 up to i, so that what is below the diagonal of K adds nothing.
+    for i in range(inverse.size - 4, -1, -4):
+        # x is still 0 up to i + 3, so that what is below the diagonal of K adds nothing.
         begin = i // vector * vector
-        x[i] = (K[i, columns] - _dot(K, i * width + begin, x, begin, columns - begin)) * inverse[i]
+        _four_dots(K, i * width + begin, width, x, begin, columns - begin, x, i)
+        for j in range(i + 3, i - 1, -1):
+            total = K[j, columns] - x[j]
+            for k in range(j + 1, i + 4):
+                total -= K[j, k] * x[k]
+            x[j] = total * inverse[j]
 
 
 @inline
