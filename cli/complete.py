@@ -87,6 +87,6 @@ VerifyOption = Annotated[  # of commands that load a model without measuring it
     bool,
     typer.Option(
         "--verify",
-        help="Compute all checksums of model and data again, even if sizes and times of the files say nothing new.",
+        help="Read the model and its data in full and compare all checksums, also if the files look unchanged.",
     ),
 ]

@@ -247,6 +247,8 @@ class ListGradients(NamedTuple):
 
     def terms(self, U: Tensor, batch: "ListBatch", weights: Tensor | None) -> "ListTerms":
         """Return what `Backend.list_terms` does, from these gradients of the batch."""
+        if weights is not None:
+            check_tensor("list_terms", "weights", weights, (len(self.loss),), (self.loss.dtype,))
         lists = self if weights is None else self.weighted(weights)
         losses = {name: getattr(lists, name) for name in ("loss", *LOSSES)}
         return ListTerms(losses, lists.user_grad, GradientTerms.of_items(batch, lists.g, U))
@@ -299,8 +301,8 @@ class GradientTerms(NamedTuple):
     """The gradient of some rows of a table, as a sum of terms.
 
     With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] * x_b to the gradient of row rows[b, j] under
-    `dot` and `cosine`, and 2 * coefficients[b, j] * (x_b - row) under `l2`. With `totals`, what `merge_shared` returns,
-    it is 2 * (coefficients[b, j] * x_b - totals[b, j] * row): a term then stands for several, and x_b is their sum.
+    `dot` and `cosine`, and 2 * coefficients[b, j] * (x_b - row) under `l2`. With `totals`, if terms were summed, it
+    is 2 * (coefficients[b, j] * x_b - totals[b, j] * row): a term then stands for several, and x_b is their sum.
     """
 
     rows: Tensor  # int32 [B, m]

@@ -50,7 +50,6 @@ f32 = np.float32
 # Lists of a tile. Reading the rows of the shared negatives once for 64 lists costs little per list. Larger tiles would
 # outgrow the cache and leave threads without work.
 TILE = 64
-ROWS_AHEAD = 8  # negatives between the prefetch of a row and its use
 
 
 class GradientInputs(NamedTuple):

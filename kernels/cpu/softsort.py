@@ -133,7 +133,7 @@ def pad(s, n):
 
 @inline
 def sort_descending(x, positions, buffers):
-    """Sort positions of x by descending x; those of equal numbers keep their order.
+    """Sort positions of x by descending x.
 
     Counting compares all pairs, but in vector registers and without branches. Longer lists use Shell's sort. It
     allocates nothing, which an inlined function may not.
@@ -144,12 +144,13 @@ def sort_descending(x, positions, buffers):
         gather(x, positions, packed)
         packed[n:] = packed[0]
         rank_entries(packed, n, rank)
-        order[:n] = -1
+        order[:n] = 0
+        for i in range(n):  # equal numbers have the same rank; `order` counts those that have it so far
+            first = rank[i]
+            rank[i] = first + order[first]
+            order[first] += 1
         for i in range(n):
-            place = rank[i]
-            while order[place] >= 0:  # taken by an equal number
-                place += 1
-            order[place] = positions[i]
+            order[rank[i]] = positions[i]
         for i in range(n):
             positions[i] = order[i]
         return

@@ -3,11 +3,12 @@
 Hinge and DRM of a long list have a gradient at a few dozen items. Lists that share negatives are processed in tiles. Of
 a tile, SCORED lists at a time are scored as a product of small matrices. The scores of a list are read while they are
 in the cache, its active items are found (`active`), and the gradients of these are kept. They are then sorted by
-negative, so that the row of a negative is read once for all of these lists, and so is the sum of its terms:
+negative, so that the row of a negative, and the sum of its terms, are read once for all of these lists:
 
     user_grad_b += g_bj v_j        sum_j += g_bj u_b
 
-No array of B x n scores or gradients is written. Other lists use `list_gradients`.
+No array of B x n scores or gradients is written. Lists with other losses, with their own negatives, or in groups of
+fewer than SHARE_MIN use `list_gradients`.
 
 Cost of a list: 2 n d operations for the scores, about ten passes over them, 8 m^2 / LANES vector operations to sort the
 m active items, and 4 m d operations for the two sums. With 1,000 negatives, m is about 100 after one epoch.
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.kernels.checks import INT32, check_lists, check_tensor
+from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.gradients import list_gradients, loss_parameters
 from drm_triton.kernels.cpu.losses import NAN, active_drm_loss, add_one, hinge_pair, list_buffers, score_items
@@ -83,7 +84,7 @@ class TermBuffers(NamedTuple):
     """Buffers for the lists that are scored at once."""
 
     columns: NDArray[np.float32]  # [d, SCORED] factors of the users
-    scores: NDArray[np.float32]  # [SCORED + 1, padded n]
+    scores: NDArray[np.float32]  # [SCORED, padded n], -inf in the padding
     replaced: NDArray[np.int64]  # [eta], positions at which one list has a negative in place of a shared one
     positions: NDArray[np.int64]  # [n + 2], items of one list that have a gradient
     g: NDArray[np.float32]  # [n + 2], these gradients
@@ -108,7 +109,7 @@ def sparse_gradient(s, n, loss, buffers, positions, g):
         for i in range(count):
             positions[i], g[i] = active[i], buffers.ds[i]
     if loss.hinge:
-        gap, weight, i, j = hinge_pair(s[:rho], s[rho:], loss.margin, loss.phi)
+        gap, weight, i, j = hinge_pair(s[:rho], s[rho:n], loss.margin, loss.phi)
         if gap > 0:
             positions[count], g[count] = i, -weight
             positions[count + 1], g[count + 1] = rho + j, weight
@@ -258,7 +259,7 @@ def term_buffers(rho, eta, d):
     )
     return TermBuffers(
         np.zeros((d, SCORED), np.float32),
-        np.empty((SCORED + 1, padded(rho + padded(eta, ITEMS), BITS)), np.float32),
+        np.empty((SCORED, padded(rho + padded(eta, ITEMS), BITS)), np.float32),
         np.empty(eta, np.int64),
         np.empty(n + 2, np.int64),
         np.empty(n + 2, np.float32),
@@ -320,7 +321,7 @@ def list_terms(
     weights : float32 [B], factors of the losses of the lists
     n_items : of the catalogue, N by default
     """
-    if not is_sparse(objective, batch.items.shape[1]):
+    if not is_sparse(objective, batch.items.shape[-1]):
         return list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
     if batch.shared is None or batch.shared.size < SHARE_MIN:
         losses, user_grad, items = list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
@@ -331,8 +332,7 @@ def list_terms(
     check_lists(U, V, batch, objective, values=False)
     B = len(batch.users)
     if weights is None:
-        weights = torch.ones(B)
-    check_tensor(name, "weights", weights, (B,), FLOAT32)
+        weights = torch.ones(B, dtype=torch.float32)
     inputs = TermInputs(
         view(name, "U", U, (None, None), FLOAT32),
         view(name, "V", V, (None, None), FLOAT32),

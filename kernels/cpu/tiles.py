@@ -32,12 +32,13 @@ class Groups(NamedTuple):
 
 def divide(function: str, shared: SharedNegatives, most: int) -> Groups:
     """Divide groups into tiles of at most `most` lists; `function` names the operation in error messages."""
+    # The tile follows from the size of a group alone: a process that has a short last group divides it as others do.
+    tile = -(-shared.size // -(-shared.size // most))
     size = max(1, min(shared.size, len(shared.replaced)))
-    tiles_per_group = -(-size // most)
     return Groups(
         size,
-        -(-size // tiles_per_group),
-        tiles_per_group,
+        tile,
+        -(-size // tile),
         view(function, "the items of shared", shared.items, (None, None), INT32),
         view(function, "replaced of shared", shared.replaced, (None, None), BOOL),
     )

@@ -80,6 +80,7 @@ SAMPLED = [
     {"objective": "bpr", "share": 48, "batch_size": 96},
     {"objective": "mse+drm", "eta": 70},
     {"objective": "hinge+drm", "eta": 200, "share": 128, "batch_size": 256},
+    {"objective": "hinge+drm", "eta": 70, "share": 300, "batch_size": 600},  # a group is several tiles
     {"objective": "hinge+drm", "precision": "bfloat16"},
     {"objective": "hinge+drm", "interaction_weights": "raw"},
 ]

@@ -15,7 +15,7 @@ from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.terms import SCORED, SHARE_MIN, TILE
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListTerms, Objective
 from drm_triton.names import LOSSES, Score, Weight
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists, random_shared_lists
 
@@ -180,10 +180,34 @@ def test_ids_out_of_range(what: str, value: int) -> None:
         cpu.list_terms(U, V, batch, Objective(1))
 
 
-def test_bad_weights_and_an_empty_batch() -> None:
+def test_the_padding_of_a_list_violates_no_margin() -> None:
+    """The least positive minus the margin is -inf in float32, which the padding is not below."""
+    U, V, batch = random_shared_lists(4, 32, 1, 66, 8, 16, 0.2)
+    V[batch.items[:, 0].long()] = -1e37
+    U, objective = U.abs(), Objective(1, margin=3.4e38, drm=False)
+    got = item_gradient(cpu.list_terms(U, V, batch, objective).items, V, "dot")
+    g = cpu.list_gradients(U, V, batch, objective).g
+    want = item_gradient(GradientTerms.of_items(batch._replace(shared=None), g, U), V, "dot")
+    assert 0 < want.abs().max() < 1000
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("backend", [cpu, reference])
+def test_bad_weights(backend: Backend, shared: bool) -> None:
     U, V, batch = random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)
-    with pytest.raises(InputError, match=r"weights must have shape \[32\]"):
-        cpu.list_terms(U, V, batch, Objective(1), torch.ones(31))
+    batch = batch if shared else batch._replace(shared=None)
+    for weights, message in (
+        (torch.ones(31), r"weights must have shape \[32\]"),
+        (torch.ones(32, 1), r"weights must have shape \[32\]"),
+        (torch.ones(32).double(), "weights must be float32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            backend.list_terms(U, V, batch, Objective(1), weights)
+
+
+def test_an_empty_batch() -> None:
+    U, V, batch = random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)
     assert batch.shared is not None
     shared = batch.shared._replace(items=batch.shared.items[:0], replaced=batch.shared.replaced[:0])
     none = ListBatch(batch.users[:0], batch.items[:0], shared)
