@@ -41,6 +41,7 @@ def refit(
         from drm_triton.training.run import dataset_of
 
         model = load(run)
+        model.interactions.verify()
         data = dataset_of(run, find_dataset(dataset) if dataset else None)
         settings = model.untrained_final().config
     place = out or run.with_name(f"{run.resolve().name}-final")

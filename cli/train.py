@@ -163,6 +163,7 @@ def _update(
         from drm_triton.training.warm_start import FIXED
 
         source, path = load(from_run), find_dataset(dataset)
+        source.interactions.verify()  # the update learns from what the old model keeps
         data, place = Dataset.load(path), run or new_run(path)
     fixed = [name for name in FIXED if name in options]
     if model not in (None, source.config.model):

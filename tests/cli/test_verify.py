@@ -48,6 +48,15 @@ def test_data_that_changed_without_a_trace(command: str, model: Path) -> None:
     assert not [*Path("top").glob("*.parquet"), *Path("factors").glob("*")]
 
 
+@pytest.mark.parametrize("command", [["train", "--dry-run", "--from"], ["refit", "--out", "final"]])
+def test_an_update_and_a_final_training_always_verify(command: list[str], model: Path) -> None:
+    data = ["--dataset", shutil.copytree(model / "data", "new")] if command[0] == "train" else []
+    rot(model / "data")
+    code, _, errors = call(*command, model, *data)
+    assert code == 2
+    assert f"{model / 'data'} is damaged" in errors
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_changed_model_file_is_refused_with_and_without_the_flag(command: str, model: Path) -> None:
     file = model / "model.safetensors"
