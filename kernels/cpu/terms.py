@@ -75,7 +75,7 @@ class SharedTerms(NamedTuple):
     """Gradients to the scores of shared negatives: first list by list, then by negative."""
 
     negatives: NDArray[np.int32]  # [most]
-    places: NDArray[np.int64]  # [2, most], where the rows of their lists begin
+    users: NDArray[np.int64]  # [2, most], where the rows of their lists' users begin
     g: NDArray[np.float32]  # [2, most]
     starts: NDArray[np.int64]  # [eta + 2]; those of negative j end up at starts[j] .. starts[j + 1] - 1
 
@@ -132,7 +132,7 @@ def keep_gradients(b, t, count, number, place, inputs, groups, rho, first, buffe
         j, g = buffers.positions[e] - rho, weight * buffers.g[e]
         total += g
         if j >= 0 and not replaced[j]:
-            shared.negatives[number], shared.places[0, number], shared.g[0, number] = j, t * user_grad.size, g
+            shared.negatives[number], shared.users[0, number], shared.g[0, number] = j, t * user_grad.size, g
             shared.starts[j + 2] += 1
             number += 1
             continue
@@ -156,7 +156,7 @@ def sort_by_negative(number, shared):
     for e in range(number):
         j = shared.negatives[e] + 1
         place = starts[j]
-        shared.places[1, place], shared.g[1, place] = shared.places[0, e], shared.g[0, e]
+        shared.users[1, place], shared.g[1, place] = shared.users[0, e], shared.g[0, e]
         starts[j] = place + 1
 
 
@@ -172,9 +172,9 @@ def add_shared(begin, end, tile, inputs, groups, buffers, out):
         prefetch_row(inputs.V, items[min(j + ROWS_AHEAD, eta - 1)])
         low, high = shared.starts[j], shared.starts[j + 1]
         if low < high:
-            places, g = shared.places[1, low:high], shared.g[1, low:high]
-            scatter_rows(user_grad, places, g, high - low, V, np.int64(items[j]) * d, d)
-            sum_rows(users, places, g, high - low, vectors, (sums + j) * d, d)
+            of_users, g = shared.users[1, low:high], shared.g[1, low:high]
+            scatter_rows(user_grad, of_users, g, high - low, V, np.int64(items[j]) * d, d)
+            sum_rows(users, of_users, g, high - low, vectors, (sums + j) * d, d)
             total = f32(0)
             for e in range(high - low):
                 total += g[e]

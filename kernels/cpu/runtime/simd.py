@@ -275,38 +275,30 @@ def _row_tile(vectors: int, scatter: bool):
     return tile
 
 
-_sum_eight, _sum_one = _row_tile(8, scatter=False), _row_tile(1, scatter=False)
-_scatter_eight, _scatter_one = _row_tile(8, scatter=True), _row_tile(1, scatter=True)
+def _row_operation(scatter: bool):
+    """Return a function over all columns of rows, which takes eight vectors of columns at a time as far as it can."""
+    eight_vectors, one_vector = _row_tile(8, scatter), _row_tile(1, scatter)
+
+    @inline
+    def operation(rows, starts, g, n, x, x_start, d):
+        eight, one = d // (8 * LANES) * (8 * LANES), d // LANES * LANES
+        for c in range(0, eight, 8 * LANES):
+            eight_vectors(x, x_start, rows, starts, g, n, c)
+        for c in range(eight, one, LANES):
+            one_vector(x, x_start, rows, starts, g, n, c)
+        for c in range(one, d):
+            for e in range(n):
+                if scatter:
+                    rows[starts[e] + c] += g[e] * x[x_start + c]
+                else:
+                    x[x_start + c] += g[e] * rows[starts[e] + c]
+
+    return operation
 
 
-@inline
-def sum_rows(rows, starts, g, n, x, x_start, d):
-    """x[x_start + c] += sum_e g[e] rows[starts[e] + c] over e < n, for each c < d. `rows` and x are flat."""
-    if n == 0:
-        return
-    eight, one = d // (8 * LANES) * (8 * LANES), d // LANES * LANES
-    for c in range(0, eight, 8 * LANES):
-        _sum_eight(x, x_start, rows, starts, g, n, c)
-    for c in range(eight, one, LANES):
-        _sum_one(x, x_start, rows, starts, g, n, c)
-    for c in range(one, d):
-        for e in range(n):
-            x[x_start + c] += g[e] * rows[starts[e] + c]
-
-
-@inline
-def scatter_rows(rows, starts, g, n, x, x_start, d):
-    """rows[starts[e] + c] += g[e] x[x_start + c] for each e < n and c < d. `rows` and x are flat."""
-    if n == 0:
-        return
-    eight, one = d // (8 * LANES) * (8 * LANES), d // LANES * LANES
-    for c in range(0, eight, 8 * LANES):
-        _scatter_eight(x, x_start, rows, starts, g, n, c)
-    for c in range(eight, one, LANES):
-        _scatter_one(x, x_start, rows, starts, g, n, c)
-    for c in range(one, d):
-        for e in range(n):
-            rows[starts[e] + c] += g[e] * x[x_start + c]
+# Both take (rows, starts, g, n, x, x_start, d), for each e < n, at least one, and c < d. `rows` and x are flat.
+sum_rows = _row_operation(scatter=False)  # x[x_start + c] += sum_e g[e] rows[starts[e] + c]
+scatter_rows = _row_operation(scatter=True)  # rows[starts[e] + c] += g[e] x[x_start + c]
 
 
 # ---------------------------------------------------------------------------------------------------------------
