@@ -6,7 +6,7 @@ the work on them is two small matrix products per tile:
     scores     [eta, d] x [d, lists]
     user_grad  [lists, eta] x [eta, d]
 
-Training on long lists uses `terms` instead, which computes no gradients that are 0.
+Training with hinge and DRM uses `terms` instead; other losses, and groups of few lists, come here.
 
 The positives of a list, and the negatives that it has in place of shared ones, are processed one by one. A whole
 training step (one thread, AVX2, rho = 1, eta = 45, d = 64, groups of 32 lists) takes 6.4 ms for 2048 lists with shared

@@ -46,6 +46,11 @@ COUNTING_MAX = 1024  # longest list that is sorted by counting, for each entry, 
 f32 = np.float32
 LOG2E, LN2_HIGH, LN2_LOW = f32(1.44269504), f32(0.693359375), f32(-2.12194440e-4)
 SMALLEST = f32(-87.0)  # exp of a smaller number is subnormal and becomes 0
+# Of (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, from the highest power on.
+EXP_POLYNOMIAL = tuple(
+    f32(c)
+    for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+)
 
 
 @intrinsic
@@ -72,12 +77,12 @@ def _exp(x):
         y = max(x, SMALLEST)
         k = np.int32(y * LOG2E - f32(0.5))  # truncation rounds to nearest, as y <= 0
         r = (y - f32(k) * LN2_HIGH) - f32(k) * LN2_LOW
-        p = f32(1.9875691500e-4)
-        p = p * r + f32(1.3981999507e-3)
-        p = p * r + f32(8.3334519073e-3)
-        p = p * r + f32(4.1665795894e-2)
-        p = p * r + f32(1.6666665459e-1)
-        p = p * r + f32(5.0000001201e-1)
+        p = EXP_POLYNOMIAL[0]
+        p = p * r + EXP_POLYNOMIAL[1]
+        p = p * r + EXP_POLYNOMIAL[2]
+        p = p * r + EXP_POLYNOMIAL[3]
+        p = p * r + EXP_POLYNOMIAL[4]
+        p = p * r + EXP_POLYNOMIAL[5]
         p = p * r * r + r + f32(1)
         value = p * float_from_bits(np.int32((k + 127) << 23))
         return value if x >= SMALLEST else f32(0)
@@ -269,10 +274,8 @@ def all_finite(x):
 
 
 @inline
-def active_items(x, n, w, tau, buffers):
+def active_positions(x, n, w, tau, buffers):
     """Return the lowest score that takes part in Q, and the positions of the entries with at least this score.
-
-    They ascend if they are few, and otherwise the scores descend, as `above_sums` needs them.
 
     x : scores of the n items of the list, and any number of entries -inf
     """
@@ -282,7 +285,13 @@ def active_items(x, n, w, tau, buffers):
         while K > 1 and w[K - 1] == 0:
             K -= 1
         theta = active_threshold(x, n, K, tau, buffers.rows)
-    active = buffers.active[: find_at_least(x, theta, buffers.active)]
+    return theta, buffers.active[: find_at_least(x, theta, buffers.active)]
+
+
+@inline
+def active_items(x, n, w, tau, buffers):
+    """Like `active_positions`. If there are many, their scores descend, as `above_sums` needs them."""
+    theta, active = active_positions(x, n, w, tau, buffers)
     if active.size > PAIRWISE_MAX:
         sort_descending(x, active, buffers)
     return theta, active

@@ -1,17 +1,17 @@
-"""`list_terms`: what a training step on lists needs. Long lists have few gradients, and only these are computed.
+"""`list_terms`: what a training step on lists needs: losses, gradients of users, and sums of gradients of items.
 
-Hinge and DRM of a long list have a gradient at a few dozen items. Lists that share negatives are processed in tiles. Of
-a tile, SCORED lists at a time are scored as a product of small matrices. The scores of a list are read while they are
-in the cache, its active items are found (`active`), and the gradients of these are kept. They are then sorted by
-negative, so that the row of a negative, and the sum of its terms, are read once for all of these lists:
+Lists with hinge or DRM that share negatives are processed in tiles. Of a tile, SCORED lists at a time are scored as a
+product of small matrices, and their scores are read while they are in the cache. DRM is computed for LANES lists at a
+time (`columns`). Each gradient is then used twice, for the user and for the sum of a shared negative:
 
     user_grad_b += g_bj v_j        sum_j += g_bj u_b
 
-No array of B x n scores or gradients is written. Lists with other losses, with their own negatives, or in groups of
-fewer than SHARE_MIN use `list_gradients`.
+For short lists, these are two more products. Of a long list, hinge and DRM have a gradient at a few dozen items, the
+active ones (`active`) and the pair of the hinge, and only these are used. No array of B x n scores or gradients is
+written. Lists with other losses, with their own negatives, or in groups of fewer than SHARE_MIN use `list_gradients`.
 
-Cost of a list: 2 n d operations for the scores, about ten passes over them, 8 m^2 / LANES vector operations to sort the
-m active items, and 4 m d operations for the two sums. With 1,000 negatives, m is about 100 after one epoch.
+Cost of a list: 2 n d operations for the scores, about ten passes over those of a long list, what `columns` takes for
+the m active items, and 4 m d operations for the two sums. With 1,000 negatives, m is about 100 after one epoch.
 """
 
 from typing import NamedTuple
@@ -23,14 +23,32 @@ from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
+from drm_triton.kernels.cpu.columns import Columns, column_buffers, drm_of_columns
 from drm_triton.kernels.cpu.gradients import list_gradients, loss_parameters
-from drm_triton.kernels.cpu.losses import NAN, active_drm_loss, add_one, hinge_pair, list_buffers, score_items
+from drm_triton.kernels.cpu.losses import (
+    NAN,
+    ListBuffers,
+    add_one,
+    average_precision_weights,
+    hinge_pair,
+    list_buffers,
+    score_items,
+)
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.runtime.bits import BITS, find_true
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.runtime.simd import ITEMS, padded, scatter_rows, score_lists, sum_rows
-from drm_triton.kernels.cpu.softsort import all_finite
+from drm_triton.kernels.cpu.runtime.simd import (
+    ITEMS,
+    LANES,
+    ROWS,
+    VECTORS,
+    exchange_rows,
+    multiply,
+    padded,
+    score_lists,
+)
+from drm_triton.kernels.cpu.softsort import active_positions, all_finite
 from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
 from drm_triton.names import LOSSES
@@ -38,9 +56,9 @@ from drm_triton.names import LOSSES
 f32 = np.float32
 TILE = 256  # lists whose terms of one shared negative become one sum, at most
 SCORED = 64  # lists that are scored at once: their scores stay in the second-level cache
+LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
 SHARE_MIN = 16  # smallest group of lists that is processed in tiles: a tile stores a sum for each negative
-ROWS_AHEAD = 8  # negatives between the prefetch of a row and its use
-UNUSED = -1  # row of a place for a term that holds none
+UNUSED = -1  # row of a term of an item that has no gradient
 
 
 class TermInputs(NamedTuple):
@@ -63,7 +81,7 @@ class TermOutputs(NamedTuple):
 
     losses: NDArray[np.float32]  # [2, B], hinge and drm
     user_grad: NDArray[np.float32]  # [B, d]
-    starts: NDArray[np.int64]  # [tiles + 1]; tile t has the places starts[t] .. starts[t + 1] - 1
+    starts: NDArray[np.int64]  # [tiles + 1]; tile t has the terms starts[t] .. starts[t + 1] - 1
     rows: NDArray[np.int32]  # [E]
     coefficients: NDArray[np.float32]  # [E]
     totals: NDArray[np.float32]  # [E]
@@ -71,149 +89,71 @@ class TermOutputs(NamedTuple):
     vectors: NDArray[np.float32]  # [B + tiles * eta, d]: factors of the lists' users, then sums of shared negatives
 
 
-class SharedTerms(NamedTuple):
-    """Gradients to the scores of shared negatives: first list by list, then by negative."""
+class DenseBuffers(NamedTuple):
+    """Buffers for short lists, whose items all have a gradient; `padded` sizes are multiples of what `multiply` needs.
 
-    negatives: NDArray[np.int32]  # [most]
-    users: NDArray[np.int64]  # [2, most], where the rows of their lists' users begin
-    g: NDArray[np.float32]  # [2, most]
-    starts: NDArray[np.int64]  # [eta + 2]; those of negative j end up at starts[j] .. starts[j + 1] - 1
+    They have no rows if lists are long.
+    """
+
+    rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives
+    vectors: NDArray[np.float32]  # [scored, padded d] factors of the users
+    g: NDArray[np.float32]  # [scored + 1, n] gradients to the scores, those of shared negatives after rho others
+    user_grad: NDArray[np.float32]  # [scored, padded d]
+    sums: NDArray[np.float32]  # [padded eta, padded d]
 
 
 class TermBuffers(NamedTuple):
     """Buffers for the lists that are scored at once."""
 
-    columns: NDArray[np.float32]  # [d, SCORED] factors of the users
-    scores: NDArray[np.float32]  # [SCORED, padded n], -inf in the padding
-    replaced: NDArray[np.int64]  # [eta], positions at which one list has a negative in place of a shared one
-    positions: NDArray[np.int64]  # [n + 2], items of one list that have a gradient
+    user_columns: NDArray[np.float32]  # [d, scored] factors of the users
+    scores: NDArray[np.float32]  # [scored, padded n], -inf in the padding
+    of_list: ListBuffers
+    columns: Columns  # the lists whose DRM is computed at once
+    hinge: NDArray[np.float32]  # [2, LANES], loss and weight of these lists
+    pair: NDArray[np.int64]  # [2, LANES], positions of the positive and the negative of the hinge
+    finite: NDArray[np.bool_]  # [LANES]
+    replaced: NDArray[np.int64]  # [eta], where one list has negatives in place of shared ones
+    slot: NDArray[np.int64]  # [eta], number of each of them among these
+    places: NDArray[np.int64]  # [n + 2], shared negatives of one list that have a gradient
     g: NDArray[np.float32]  # [n + 2], these gradients
-    g_sums: NDArray[np.float32]  # [SCORED], their sum for each list
-    shared: SharedTerms
-
-
-@inline
-def sparse_gradient(s, n, loss, buffers, positions, g):
-    """Return hinge and DRM of a list, and the number of its gradients that may not be 0; write these.
-
-    An item may appear twice. s holds the scores of the n items, and -inf after them.
-    """
-    rho, hinge, drm, count = loss.rho, f32(0), f32(0), 0
-    if not all_finite(s[:n]):  # one bad score makes the whole list NaN, so that it is noticed
-        for j in range(n):
-            positions[j], g[j] = j, NAN
-        return NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0), n
-    if loss.drm:
-        drm, active = active_drm_loss(s, n, loss, buffers)
-        count = active.size
-        for i in range(count):
-            positions[i], g[i] = active[i], buffers.ds[i]
-    if loss.hinge:
-        gap, weight, i, j = hinge_pair(s[:rho], s[rho:n], loss.margin, loss.phi)
-        if gap > 0:
-            positions[count], g[count] = i, -weight
-            positions[count + 1], g[count + 1] = rho + j, weight
-            count += 2
-        hinge = weight * gap
-    return hinge, drm, count
-
-
-@inline
-def keep_gradients(b, t, count, number, place, inputs, groups, rho, first, buffers, out):
-    """Keep the `count` gradients of list b, which is number t of those that are scored at once.
-
-    `number` gradients of shared negatives are kept so far. The terms of the positives begin at place `first`, those of
-    negatives in place of shared ones at `place`. Returns the new number and place.
-    """
-    items, replaced, user_grad = inputs.items[b], groups.replaced[b], out.user_grad[b]
-    shared, weight, total = buffers.shared, inputs.weights[b], f32(0)
-    user_grad[:] = f32(0)
-    for e in range(count):
-        j, g = buffers.positions[e] - rho, weight * buffers.g[e]
-        total += g
-        if j >= 0 and not replaced[j]:
-            shared.negatives[number], shared.users[0, number], shared.g[0, number] = j, t * user_grad.size, g
-            shared.starts[j + 2] += 1
-            number += 1
-            continue
-        if j < 0:
-            out.coefficients[first + rho + j] += g
-        else:
-            out.rows[place], out.sources[place] = items[rho + j], b
-            out.coefficients[place] = out.totals[place] = g
-            place += 1
-        add_one(g, inputs.V[items[rho + j]], user_grad)
-    buffers.g_sums[t] = total
-    return number, place
-
-
-@inline
-def sort_by_negative(number, shared):
-    """Sort gradients by negative; those of one negative stay in the order of the lists. `starts` was 0 before them."""
-    starts = shared.starts
-    for j in range(1, starts.size - 2):
-        starts[j + 1] += starts[j]
-    for e in range(number):
-        j = shared.negatives[e] + 1
-        place = starts[j]
-        shared.users[1, place], shared.g[1, place] = shared.users[0, e], shared.g[0, e]
-        starts[j] = place + 1
-
-
-@inline
-def add_shared(begin, end, tile, inputs, groups, buffers, out):
-    """Add the gradients of shared negatives to those of the users of lists begin .. end - 1, and to the tile's sums."""
-    d, eta, shared = inputs.U.shape[1], groups.items.shape[1], buffers.shared
-    items, sums = groups.items[tile_bounds(tile, groups)[0]], inputs.users.size + tile * eta
-    first = out.starts[tile + 1] - eta
-    V, vectors = inputs.V.reshape(-1), out.vectors.reshape(-1)
-    users, user_grad = vectors[begin * d : end * d], out.user_grad.reshape(-1)[begin * d : end * d]
-    for j in range(eta):
-        prefetch_row(inputs.V, items[min(j + ROWS_AHEAD, eta - 1)])
-        low, high = shared.starts[j], shared.starts[j + 1]
-        if low < high:
-            of_users, g = shared.users[1, low:high], shared.g[1, low:high]
-            scatter_rows(user_grad, of_users, g, high - low, V, np.int64(items[j]) * d, d)
-            sum_rows(users, of_users, g, high - low, vectors, (sums + j) * d, d)
-            total = f32(0)
-            for e in range(high - low):
-                total += g[e]
-            out.rows[first + j] = items[j]
-            out.totals[first + j] += total
+    dense: DenseBuffers
 
 
 @inline
 def begin_tile(tile, inputs, groups, rho, out):
-    """Prepare the places of a tile for its terms, and copy the users' factors."""
+    """Prepare the terms of a tile, and copy the users' factors."""
     _, start, stop = tile_bounds(tile, groups)
-    eta, places = groups.items.shape[1], out.starts[tile]
-    sums, first = inputs.users.size + tile * eta, out.starts[tile + 1] - eta
-    out.rows[places : out.starts[tile + 1]] = UNUSED
+    eta, first = groups.items.shape[1], out.starts[tile]
+    sums, shared = inputs.users.size + tile * eta, out.starts[tile + 1] - eta
     out.vectors[sums : sums + eta] = f32(0)
     for j in range(eta):
-        out.coefficients[first + j], out.totals[first + j], out.sources[first + j] = f32(1), f32(0), sums + j
+        out.rows[shared + j], out.sources[shared + j] = UNUSED, sums + j
+        out.coefficients[shared + j], out.totals[shared + j] = f32(1), f32(0)
+    last = inputs.users.size - 1
     for b in range(start, stop):
-        u, vector = inputs.U[inputs.users[b]], out.vectors[b]
+        u, vector, ahead = inputs.U[inputs.users[b]], out.vectors[b], min(b + LISTS_AHEAD, last)
+        prefetch_row(inputs.U, inputs.users[ahead])
         for c in range(u.size):
             vector[c] = u[c]
         for i in range(rho):
-            place = places + (b - start) * rho + i
-            out.rows[place], out.sources[place], out.coefficients[place] = inputs.items[b, i], b, f32(0)
+            prefetch_row(inputs.V, inputs.items[ahead, i])
+            term = first + (b - start) * rho + i
+            out.rows[term], out.sources[term], out.coefficients[term] = inputs.items[b, i], b, f32(0)
 
 
 @inline
 def score_block(begin, end, group, inputs, groups, rho, buffers, out):
-    """Compute the scores of lists begin .. end - 1, at most SCORED of one group."""
-    V, l2, n, last = inputs.V, inputs.l2, inputs.items.shape[1], inputs.users.size - 1
+    """Compute the scores of lists begin .. end - 1 of one group."""
+    V, l2, n = inputs.V, inputs.l2, inputs.items.shape[1]
     for b in range(begin, end):
         vector = out.vectors[b]
         for c in range(vector.size):
-            buffers.columns[c, b - begin] = vector[c]
+            buffers.user_columns[c, b - begin] = vector[c]
     items, stride = groups.items[group], buffers.scores.shape[1]
-    score_lists(V, items, items, buffers.columns, l2, buffers.scores.reshape(-1)[rho:], stride)
+    score_lists(V, items, items, buffers.user_columns, l2, buffers.scores.reshape(-1)[rho:], stride)
     for b in range(begin, end):
         u, s, items = out.vectors[b], buffers.scores[b - begin], inputs.items[b]
-        score_items(u, V, items[:rho], inputs.items[min(b + 1, last), :rho], l2, s[:rho])
+        score_items(u, V, items[:rho], items[:rho], l2, s[:rho])
         for i in range(find_true(groups.replaced[b], buffers.replaced)):
             j = rho + buffers.replaced[i]
             score_items(u, V, items[j : j + 1], items[j : j + 1], l2, s[j : j + 1])
@@ -221,74 +161,275 @@ def score_block(begin, end, group, inputs, groups, rho, buffers, out):
 
 
 @inline
-def tile_terms(tile, inputs, groups, loss, of_list, buffers, out):
+def pack_list(s, n, t, loss, buffers):
+    """Make a list lane t of `columns`: its active items, or none if a score is not finite; find the pair of its hinge.
+
+    s holds the scores of its n items, and -inf after them. Returns the number of active items.
+    """
+    columns, of_list, rho = buffers.columns, buffers.of_list, loss.rho
+    finite, size = all_finite(s[:n]), 0
+    buffers.finite[t], buffers.hinge[0, t], buffers.hinge[1, t] = finite, f32(0), f32(0)
+    if finite and loss.hinge:
+        gap, weight, buffers.pair[0, t], buffers.pair[1, t] = hinge_pair(s[:rho], s[rho:n], loss.margin, loss.phi)
+        buffers.hinge[0, t], buffers.hinge[1, t] = weight * gap, weight
+    if finite and loss.drm:
+        if loss.ap:
+            average_precision_weights(s[:n], rho, loss.weights, of_list.hits, of_list.w)
+        for k in range(of_list.w.size):
+            columns.w[k, t] = of_list.w[k]
+        if n < ACTIVE_MIN:
+            size = n
+            for j in range(n):
+                columns.s[j, t], columns.order[j, t] = s[j], j
+        else:
+            _, active = active_positions(s, n, of_list.w, loss.tau, of_list.sorting)
+            size = active.size
+            for i in range(size):
+                columns.s[i, t], columns.order[i, t] = s[active[i]], active[i]
+    columns.size[t] = size
+    return size
+
+
+@inline
+def pad_columns(rows, n, columns):
+    """Fill the lanes from their last item to row `rows` with entries that are no positives."""
+    for t in range(LANES):
+        for i in range(np.int64(columns.size[t]), rows):
+            columns.s[i, t], columns.order[i, t] = f32(-np.inf), n
+
+
+@inline
+def add_gradient(position, g, total, count, replaced, rho, positive, own, shared, buffers, out):
+    """Add the gradient to the score at a position of a list: to its term, or to those of shared negatives.
+
+    positive, own, shared : the first terms of the list's positives, of its own negatives, and of the shared ones
+    Returns the sum of the gradients and the number of those of shared negatives.
+    """
+    j = position - rho
+    if j < 0:
+        out.coefficients[positive + position] += g
+    elif replaced[j]:
+        out.coefficients[own + buffers.slot[j]] += g
+    else:
+        buffers.places[count], buffers.g[count] = j, g
+        out.totals[shared + j] += g
+        count += 1
+    return total + g, count
+
+
+@inline
+def keep_gradients(b, t, own, positive, tile, inputs, groups, loss, buffers, out):
+    """Add the gradients of list b, which is lane t, to its terms, to the user's gradient and to the tile's sums.
+
+    The terms of the list's positives begin at `positive`, those of its negatives in place of shared ones at `own`.
+    Returns the end of the latter.
+    """
+    columns, rho, weight = buffers.columns, loss.rho, inputs.weights[b]
+    items, replaced, user_grad = inputs.items[b], groups.replaced[b], out.user_grad[b]
+    eta, total, count = replaced.size, f32(0), 0
+    shared, n_own = out.starts[tile + 1] - eta, find_true(replaced, buffers.replaced)
+    for i in range(n_own):
+        j = buffers.replaced[i]
+        buffers.slot[j] = i
+        out.rows[own + i], out.sources[own + i], out.coefficients[own + i] = items[rho + j], b, f32(0)
+    if not buffers.finite[t]:  # one bad score makes the whole list NaN, so that it is noticed
+        for j in range(rho + eta):
+            total, count = add_gradient(j, NAN, total, count, replaced, rho, positive, own, shared, buffers, out)
+    for i in range(np.int64(columns.size[t])):
+        g = weight * columns.ds[i, t]
+        j = np.int64(columns.order[i, t])
+        total, count = add_gradient(j, g, total, count, replaced, rho, positive, own, shared, buffers, out)
+    if buffers.hinge[1, t] != 0:
+        g, i, j = weight * buffers.hinge[1, t], buffers.pair[0, t], rho + buffers.pair[1, t]
+        total, count = add_gradient(i, -g, total, count, replaced, rho, positive, own, shared, buffers, out)
+        total, count = add_gradient(j, g, total, count, replaced, rho, positive, own, shared, buffers, out)
+    user_grad[:] = f32(0)
+    for i in range(rho):
+        add_one(out.coefficients[positive + i], inputs.V[items[i]], user_grad)
+        out.totals[positive + i] = out.coefficients[positive + i]
+    for i in range(n_own):
+        add_one(out.coefficients[own + i], inputs.V[out.rows[own + i]], user_grad)
+        out.totals[own + i] = out.coefficients[own + i]
+        if out.coefficients[own + i] == 0:
+            out.rows[own + i] = UNUSED
+    if count > 0:
+        negatives, sums = groups.items[tile_bounds(tile, groups)[0]], inputs.users.size + tile * eta
+        for e in range(count):
+            out.rows[shared + buffers.places[e]] = negatives[buffers.places[e]]
+        exchange_rows(
+            inputs.V, negatives, out.vectors, sums, buffers.places, buffers.g, count, out.vectors, out.user_grad, b
+        )
+    if inputs.l2:
+        u = out.vectors[b]
+        for c in range(u.size):
+            user_grad[c] = f32(2) * (user_grad[c] - total * u[c])
+    return own + n_own
+
+
+@inline
+def store_losses(b, t, inputs, loss, buffers, out):
+    """Store the losses of list b, which is lane t. One bad score makes them NaN."""
+    hinge, drm = buffers.hinge[0, t], buffers.columns.of_lists[0, t] if loss.drm else f32(0)
+    if not buffers.finite[t]:
+        hinge, drm = NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0)
+    out.losses[0, b], out.losses[1, b] = inputs.weights[b] * hinge, inputs.weights[b] * drm
+
+
+@inline
+def copy_rows(V, items, rows):
+    """Copy the rows of the shared negatives; return whether all are finite."""
+    finite = True
+    for j in range(items.size):
+        row, v = rows[j], V[items[j]]
+        for c in range(v.size):
+            row[c] = v[c]
+        finite &= all_finite(v)
+    return finite
+
+
+@inline
+def keep_dense_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out):
+    """Like `keep_gradients`, for a list all of whose items are active.
+
+    Gradients to the scores of shared negatives are written to this row of `dense.g`; `add_products` does the rest.
+    """
+    columns, rho, weight, n = buffers.columns, loss.rho, inputs.weights[b], inputs.items.shape[1]
+    replaced, user_grad, g = groups.replaced[b], out.user_grad[b], buffers.dense.g[row]
+    totals, total = out.totals[out.starts[tile + 1] - replaced.size :], f32(0)
+    for i in range(n):
+        g[columns.order[i, t]] = columns.ds[i, t]
+    g[buffers.pair[0, t]] -= buffers.hinge[1, t]
+    g[rho + buffers.pair[1, t]] += buffers.hinge[1, t]
+    for j in range(n):
+        g[j] *= weight
+        total += g[j]
+    user_grad[:] = f32(0)
+    for i in range(rho):
+        out.coefficients[positive + i] = out.totals[positive + i] = g[i]
+        add_one(g[i], inputs.V[inputs.items[b, i]], user_grad)
+    n_own = find_true(replaced, buffers.replaced)
+    for i in range(n_own):
+        j = rho + buffers.replaced[i]
+        out.rows[own + i], out.sources[own + i] = inputs.items[b, j], b
+        out.coefficients[own + i] = out.totals[own + i] = g[j]
+        add_one(g[j], inputs.V[inputs.items[b, j]], user_grad)
+        g[j] = f32(0)
+    for j in range(replaced.size):
+        totals[j] += g[rho + j]
+    if inputs.l2:
+        u = out.vectors[b]
+        for c in range(u.size):
+            user_grad[c] -= total * u[c]
+    return own + n_own
+
+
+@inline
+def add_products(begin, end, tile, inputs, groups, rho, dense, out):
+    """Add the gradients of shared negatives in `dense.g` to those of the users, and to the tile's sums, as products."""
+    n, eta, lists = inputs.items.shape[1], groups.items.shape[1], end - begin
+    sums, g = inputs.users.size + tile * eta, dense.g.reshape(-1)[rho:]
+    factor = f32(2) if inputs.l2 else f32(1)
+    multiply(g, n, 1, dense.rows, eta, dense.user_grad)
+    for b in range(begin, end):
+        user_grad, product, vector = out.user_grad[b], dense.user_grad[b - begin], dense.vectors[b - begin]
+        for c in range(user_grad.size):
+            user_grad[c] = factor * (user_grad[c] + product[c])
+            vector[c] = out.vectors[b, c]
+    multiply(g, 1, n, dense.vectors, lists, dense.sums)
+    shared, negatives = out.starts[tile + 1] - eta, groups.items[tile_bounds(tile, groups)[0]]
+    for j in range(eta):
+        total, product = out.vectors[sums + j], dense.sums[j]
+        out.rows[shared + j] = negatives[j]
+        for c in range(total.size):
+            total[c] += product[c]
+
+
+@inline
+def tile_terms(tile, inputs, groups, loss, buffers, out):
     """Compute losses, users' gradients and terms of the lists of a tile."""
     group, start, stop = tile_bounds(tile, groups)
-    rho, n = loss.rho, inputs.items.shape[1]
+    rho, n, columns, scored = loss.rho, inputs.items.shape[1], buffers.columns, buffers.scores.shape[0]
+    if start == stop:
+        return
     begin_tile(tile, inputs, groups, rho, out)
-    place = out.starts[tile] + (stop - start) * rho
-    for begin in range(start, stop, SCORED):
-        end, number = min(begin + SCORED, stop), 0
-        score_block(begin, end, group, inputs, groups, rho, buffers, out)
-        buffers.shared.starts[:] = 0
-        for b in range(begin, end):
-            t, first = b - begin, out.starts[tile] + (b - start) * rho
-            hinge, drm, count = sparse_gradient(buffers.scores[t], n, loss, of_list, buffers.positions, buffers.g)
-            out.losses[0, b], out.losses[1, b] = inputs.weights[b] * hinge, inputs.weights[b] * drm
-            number, place = keep_gradients(b, t, count, number, place, inputs, groups, rho, first, buffers, out)
-        sort_by_negative(number, buffers.shared)
-        add_shared(begin, end, tile, inputs, groups, buffers, out)
-        if inputs.l2:
+    own = out.starts[tile] + (stop - start) * rho
+    short = buffers.dense.rows.shape[0] > 0 and copy_rows(inputs.V, groups.items[group], buffers.dense.rows)
+    for block in range(start, stop, scored):
+        block_end, dense = min(block + scored, stop), short
+        score_block(block, block_end, group, inputs, groups, rho, buffers, out)
+        for b in range(block, block_end):
+            dense &= all_finite(buffers.scores[b - block, :n])
+        for begin in range(block, block_end, LANES):
+            end, rows = min(begin + LANES, block_end), 0
+            columns.size[:] = f32(0)
             for b in range(begin, end):
-                u, user_grad, total = out.vectors[b], out.user_grad[b], buffers.g_sums[b - begin]
-                for c in range(u.size):
-                    user_grad[c] = f32(2) * (user_grad[c] - total * u[c])
-    for p in range(out.starts[tile], out.starts[tile] + (stop - start) * rho):
-        out.totals[p] = out.coefficients[p]
+                rows = max(rows, pack_list(buffers.scores[b - block], n, b - begin, loss, buffers))
+            if rows > 0:
+                pad_columns(rows, n, columns)
+                drm_of_columns(columns, rows, rho, loss.lam, loss.tau)
+            for b in range(begin, end):
+                t, positive = b - begin, out.starts[tile] + (b - start) * rho
+                store_losses(b, t, inputs, loss, buffers, out)
+                if dense:
+                    own = keep_dense_gradients(
+                        b, t, b - block, own, positive, tile, inputs, groups, loss, buffers, out
+                    )  # fmt: skip
+                else:
+                    own = keep_gradients(b, t, own, positive, tile, inputs, groups, loss, buffers, out)
+        if dense:
+            add_products(block, block_end, tile, inputs, groups, rho, buffers.dense, out)
 
 
 @allocating
-def term_buffers(rho, eta, d):
-    """Allocate the buffers for the lists that are scored at once."""
-    n, most = rho + eta, SCORED * (eta + 1)
-    shared = SharedTerms(
-        np.empty(most, np.int32),
-        np.empty((2, most), np.int64),
-        np.empty((2, most), np.float32),
-        np.empty(eta + 2, np.int64),
+def term_buffers(n, eta, d, tile, weights, short):
+    """Allocate the buffers for the lists that are scored at once, at most `tile`."""
+    scored, width = padded(min(tile, SCORED), VECTORS * LANES), padded(d, LANES)
+    # An odd number of words: rows that are a power of two apart would share the same few sets of the cache.
+    row = BITS * ((n - eta + padded(eta, ITEMS) + BITS - 1) // BITS | 1)
+    dense = DenseBuffers(
+        np.zeros((eta if short else 0, width), np.float32),
+        np.zeros((scored if short else 0, width), np.float32),
+        np.zeros((scored + 1 if short else 0, n), np.float32),
+        np.empty((scored if short else 0, width), np.float32),
+        np.empty((padded(eta, ROWS) if short else 0, width), np.float32),
     )
     return TermBuffers(
-        np.zeros((d, SCORED), np.float32),
-        np.empty((SCORED, padded(rho + padded(eta, ITEMS), BITS)), np.float32),
+        np.zeros((d, scored), np.float32),
+        np.empty((scored, row), np.float32),
+        list_buffers(row, weights),
+        column_buffers(n, weights.size),
+        np.zeros((2, LANES), np.float32),
+        np.zeros((2, LANES), np.int64),
+        np.empty(LANES, np.bool_),
+        np.empty(eta, np.int64),
         np.empty(eta, np.int64),
         np.empty(n + 2, np.int64),
         np.empty(n + 2, np.float32),
-        np.empty(SCORED, np.float32),
-        shared,
+        dense,
     )
 
 
 @kernel
 def terms_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute losses, users' gradients and terms of tiles start .. stop - 1."""
-    of_list = list_buffers(padded(inputs.items.shape[1], BITS), loss.weights)
-    buffers = term_buffers(loss.rho, groups.items.shape[1], inputs.U.shape[1])
+    n, eta, d = inputs.items.shape[1], groups.items.shape[1], inputs.U.shape[1]
+    buffers = term_buffers(n, eta, d, groups.tile, loss.weights, loss.drm and n < ACTIVE_MIN)
     for tile in range(start, stop):
-        tile_terms(tile, inputs, groups, loss, of_list, buffers, out)
+        tile_terms(tile, inputs, groups, loss, buffers, out)
 
 
 @kernel
-def count_places(start, stop, inputs, groups, rho, counts):
-    """Write to `counts` the most terms that tiles start .. stop - 1 can have, -1 for a tile with an invalid id."""
+def count_terms(start, stop, inputs, groups, rho, counts):
+    """Write to `counts` the number of terms of tiles start .. stop - 1, -1 for a tile with an invalid id."""
     n_users, n_items, positions = inputs.U.shape[0], inputs.V.shape[0], np.empty(groups.items.shape[1], np.int64)
     for tile in range(start, stop):
         group, begin, end = tile_bounds(tile, groups)
-        counts[tile], valid = (end - begin) * rho + positions.size, True
+        counts[tile], valid = (end - begin) * rho + (positions.size if begin < end else 0), True
         for j in range(positions.size):
             valid &= 0 <= groups.items[group, j] < n_items
         for b in range(begin, end):
             count = find_true(groups.replaced[b], positions)
-            counts[tile] += count + (count > 0)  # the hardest negative may have two terms, of hinge and DRM
+            counts[tile] += count
             valid &= 0 <= inputs.users[b] < n_users
             for i in range(rho):
                 valid &= 0 <= inputs.items[b, i] < n_items
@@ -298,9 +439,9 @@ def count_places(start, stop, inputs, groups, rho, counts):
             counts[tile] = -1
 
 
-def is_sparse(objective: Objective, n: int) -> bool:
-    """Return whether most items of lists of n items have gradient 0."""
-    return n >= ACTIVE_MIN and not any((objective.mse, objective.softmax, objective.psl, objective.bpr))
+def only_hinge_and_drm(objective: Objective) -> bool:
+    """Return whether there are no other losses. Then few items of a long list have a gradient."""
+    return not any((objective.mse, objective.softmax, objective.psl, objective.bpr))
 
 
 def list_terms(
@@ -321,13 +462,13 @@ def list_terms(
     weights : float32 [B], factors of the losses of the lists
     n_items : of the catalogue, N by default
     """
-    if not is_sparse(objective, batch.items.shape[-1]):
-        return list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
-    if batch.shared is None or batch.shared.size < SHARE_MIN:
-        losses, user_grad, items = list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
-        b, j = items.coefficients.nonzero(as_tuple=True)
-        rows, g = items.rows[b, j], items.coefficients[b, j]
-        return ListTerms(losses, user_grad, GradientTerms(rows[:, None], g[:, None], U, batch.users[b]))
+    if batch.shared is None or batch.shared.size < SHARE_MIN or not only_hinge_and_drm(objective):
+        lists = list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
+        if batch.items.shape[1] < ACTIVE_MIN or not only_hinge_and_drm(objective):
+            return lists
+        b, j = lists.items.coefficients.nonzero(as_tuple=True)
+        rows, g = lists.items.rows[b, j], lists.items.coefficients[b, j]
+        return lists._replace(items=GradientTerms(rows[:, None], g[:, None], U, batch.users[b]))
     name = "list_terms"
     check_lists(U, V, batch, objective, values=False)
     B = len(batch.users)
@@ -343,7 +484,7 @@ def list_terms(
     )
     groups = divide(name, batch.shared, TILE)
     counts = np.empty(groups.n_tiles, np.int64)
-    threads.split(count_places, groups.n_tiles, 4, inputs, groups, objective.rho, counts)
+    threads.split(count_terms, groups.n_tiles, 4, inputs, groups, objective.rho, counts)
     if counts.min(initial=0) < 0:
         check_lists(U, V, batch, objective)  # says which id
     out = term_outputs(inputs, groups, counts)
@@ -353,10 +494,8 @@ def list_terms(
     hinge, drm = torch.from_numpy(out.losses)
     nothing = torch.zeros_like(hinge)
     parts = dict.fromkeys(LOSSES, nothing) | {"hinge": hinge, "drm": drm}
-    used = out.rows != UNUSED
-    rows, coefficients, totals, sources = (
-        torch.from_numpy(x[used]) for x in (out.rows, out.coefficients, out.totals, out.sources)
-    )
+    columns, used = (out.rows, out.coefficients, out.totals, out.sources), out.rows != UNUSED
+    rows, coefficients, totals, sources = (torch.from_numpy(x if used.all() else x[used]) for x in columns)
     terms = GradientTerms(
         rows[:, None], coefficients[:, None], torch.from_numpy(out.vectors), sources, None, totals[:, None]
     )
@@ -364,13 +503,13 @@ def list_terms(
 
 
 def term_outputs(inputs: TermInputs, groups: Groups, counts: NDArray[np.int64]) -> TermOutputs:
-    """Allocate the results, with as many places for the terms of each tile as `counts` says."""
+    """Allocate the results, with as many terms of each tile as `counts` says."""
     (B, d), (_, eta) = (len(inputs.users), inputs.U.shape[1]), groups.items.shape
     starts = np.concatenate([[0], counts.cumsum()])
     E = int(starts[-1])
     return TermOutputs(
         losses=np.empty((2, B), f32),
-        user_grad=np.empty((B, d), f32),
+        user_grad=empty(torch.float32, B, d).numpy(),
         starts=starts,
         rows=np.empty(E, np.int32),
         coefficients=np.empty(E, f32),

@@ -6,8 +6,8 @@ lists that belong to one shared negative are summed first, all negatives at once
     sums  [eta, lists] x [lists, d]
 
 and become one summand. With eta = 45 and groups of 32 lists, 2.4 summands per list remain to be sorted instead of 46.
-The terms of positives, and of negatives that a list has in place of shared ones, are one summand each. Of long lists,
-`terms` has summed those of shared negatives already.
+The terms of positives, and of negatives that a list has in place of shared ones, are one summand each. If the losses
+are hinge and DRM, `terms` has summed those of shared negatives already.
 
 Summands are then grouped by row with a radix sort on (row, summand), whose memory depends on their number alone, not on
 the table: all threads distribute them to buckets by the high bits of the row, then one thread per bucket sorts by the
@@ -51,6 +51,7 @@ MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-leve
 PREFETCH_DISTANCE = 8
 TILE = 256  # lists whose terms of one shared negative become one summand; their vectors fit the second-level cache
 TASK = 1 << 14  # terms of shared negatives that a thread sums at least: fewer take less time than to start it
+CHUNK = 1 << 17  # summands that a thread distributes to buckets at least, for the same reason
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
 
@@ -281,7 +282,7 @@ def fill_buckets(rows, start, low_bits, position, keys):
 def distribute(rows: NDArray[np.int32], low_bits: int, n_buckets: int) -> Buckets:
     """Distribute summands to buckets by the high bits of their rows, on all threads."""
     E = len(rows)
-    chunks = max(1, min(threads.n_threads(), E >> 14))
+    chunks = max(1, min(threads.n_threads(), E // CHUNK))
     edges = [E * i // chunks for i in range(chunks + 1)]
     spans = [rows[start:stop] for start, stop in pairwise(edges)]
     counts = np.empty((chunks, n_buckets), np.int64)
@@ -407,6 +408,11 @@ def update_bucket(bucket, buckets, summands, target, counts, grad):
         while stop < ordered.size and ordered[stop] >> 32 == index:
             stop += 1
         for e in range(start + PREFETCH_DISTANCE, min(stop + PREFETCH_DISTANCE, ordered.size)):
+            origin = summands.origin[ordered[e] & SUMMAND_MASK]
+            if origin < 0:
+                prefetch_row(summands.vectors, ~origin)
+            else:
+                prefetch_row(summands.sums, origin)
             if ordered[e] >> 32 != ordered[e - 1] >> 32:
                 prefetch_row(table, ordered[e] >> 32)
                 prefetch_row(target.state, ordered[e] >> 32)

@@ -1,4 +1,4 @@
-"""Loops whose sums stay in vector registers: small matrix products, sums over pairs or a range, ranks, extremes.
+"""Loops whose sums stay in vector registers: small matrix products, sums over rows, pairs or a range, ranks, extremes.
 
 Numba compiles plain loops to code that stores these sums in each iteration, so they are built as LLVM IR. Arrays are
 padded to whole vectors. Float64, which is used for checks and not for speed, has half as many numbers in a vector.
@@ -14,7 +14,8 @@ FEATURES = target_features()
 AVX512 = "avx512f" in FEATURES
 LANES = 16 if AVX512 else 8  # float32 numbers in a vector register
 ROWS = 8  # rows of a register tile: each vector that is loaded takes part in this many multiply-adds
-ITEMS, VECTORS = 4, 2  # items and vectors of lists in a register tile of scores: loads do not limit its multiply-adds
+# Items, in fours, and vectors of lists in a register tile of scores: loads do not limit its multiply-adds.
+ITEMS, VECTORS = (8 if AVX512 else 4), 2
 AHEAD = 64  # items between the prefetch of a row and its use
 UNROLL = 4  # independent sums: a single one would wait for each addition to finish
 FUSED = ("contract",)
@@ -168,10 +169,12 @@ def _score_tile(l2: bool):
 
             sums = at.loop(at["depth"], 1, ITEMS * VECTORS * [at.zero], step)
             for v in range(VECTORS):
-                for i, of_list in enumerate(_transposed(at, sums[v::VECTORS])):
-                    position = builder.add(at["t"], at.i64(v * at.lanes + i))
-                    offset = builder.add(builder.mul(position, at["stride"]), at["first"])
-                    at.store(of_list, "scores", offset)
+                of_items = sums[v::VECTORS]
+                for four in range(0, ITEMS, 4):
+                    first = builder.add(at["first"], at.i64(four))
+                    for i, of_list in enumerate(_transposed(at, of_items[four : four + 4])):
+                        position = builder.add(at["t"], at.i64(v * at.lanes + i))
+                        at.store(of_list, "scores", builder.add(builder.mul(position, at["stride"]), first))
             return nothing(context)
 
         i64 = types.int64
@@ -181,7 +184,7 @@ def _score_tile(l2: bool):
 
 
 def _transposed(at, rows):
-    """Return the columns of ITEMS = 4 vectors, each a vector of 4 numbers."""
+    """Return the columns of 4 vectors, each a vector of 4 numbers."""
 
     def shuffled(a, b, order):
         lanes = [start + i % 4 + (at.lanes if i >= 4 else 0) for start in range(0, at.lanes, 4) for i in order]
@@ -234,71 +237,63 @@ def padded(size, multiple):
 # Sums of rows
 
 
-def _row_tile(vectors: int, scatter: bool):
-    """Return an intrinsic for `vectors` vectors of the columns of many rows, from column `c` on.
-
-    With `scatter`, g[e] x is added to the row of `rows` that begins at starts[e], for each e < n, at least one.
-    Otherwise, the sum of g[e] times these rows is added to x.
-    """
+def _exchange_tile(vectors: int):
+    """Return an intrinsic for `vectors` vectors of the columns of `exchange_rows`, from column `c` on."""
 
     @intrinsic
-    def tile(context, x, x_start, rows, starts, g, n, c):
-        def build(context, builder, signature, args):
-            at = VectorBuilder(context, builder, signature, args, ("x", "x_start", "rows", "starts", "g", "n", "c"))
-            columns = [builder.add(at["c"], at.i64(v * at.lanes)) for v in range(vectors)]
-            places = [builder.add(at["x_start"], column) for column in columns]
-            start = [at.load("x", place, at.vector) for place in places]
+    def tile(context, V, items, sums, first, places, g, n, u, total, row, d, c):
+        names = ("V", "items", "sums", "first", "places", "g", "n", "u", "total", "row", "d", "c")
 
-            def step(e, sums):
-                row, factor = at.load("starts", e, at.i64), at.splat(at.load("g", e))
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args, names)
+            columns = [builder.add(at["c"], at.i64(v * at.lanes)) for v in range(vectors)]
+            own = [builder.add(builder.mul(at["row"], at["d"]), column) for column in columns]
+            vector = [at.load("u", place, at.vector) for place in own]
+
+            def step(e, totals):
+                place, factor = at.load("places", e, at.i64), at.splat(at.load("g", e))
+                item = builder.sext(at.load("items", place, ir.IntType(32)), at.i64)
+                of_item = builder.mul(item, at["d"])
+                of_sum = builder.mul(builder.add(at["first"], place), at["d"])
                 results = []
-                for column, total, of_x in zip(columns, sums, start, strict=True):
-                    place = builder.add(row, column)
-                    value = at.load("rows", place, at.vector)
-                    if scatter:
-                        term = builder.fmul(factor, of_x, flags=FUSED)
-                        at.store(builder.fadd(value, term, flags=FUSED), "rows", place)
-                    else:
-                        total = builder.fadd(total, builder.fmul(factor, value, flags=FUSED), flags=FUSED)
-                    results.append(total)
+                for column, x, total in zip(columns, vector, totals, strict=True):
+                    value = at.load("V", builder.add(of_item, column), at.vector)
+                    results.append(builder.fadd(total, builder.fmul(factor, value, flags=FUSED), flags=FUSED))
+                    position = builder.add(of_sum, column)
+                    term = builder.fmul(factor, x, flags=FUSED)
+                    at.store(builder.fadd(at.load("sums", position, at.vector), term, flags=FUSED), "sums", position)
                 return results
 
-            sums = at.loop(at["n"], 1, start, step)
-            if not scatter:
-                for place, total in zip(places, sums, strict=True):
-                    at.store(total, "x", place)
+            start = [at.load("total", place, at.vector) for place in own]
+            for place, result in zip(own, at.loop(at["n"], 1, start, step), strict=True):
+                at.store(result, "total", place)
             return nothing(context)
 
         i64 = types.int64
-        return types.none(x, i64, rows, starts, g, i64, i64), build
+        return types.none(V, items, sums, i64, places, g, i64, u, total, i64, i64, i64), build
 
     return tile
 
 
-def _row_operation(scatter: bool):
-    """Return a function over all columns of rows, which takes eight vectors of columns at a time as far as it can."""
-    eight_vectors, one_vector = _row_tile(8, scatter), _row_tile(1, scatter)
-
-    @inline
-    def operation(rows, starts, g, n, x, x_start, d):
-        eight, one = d // (8 * LANES) * (8 * LANES), d // LANES * LANES
-        for c in range(0, eight, 8 * LANES):
-            eight_vectors(x, x_start, rows, starts, g, n, c)
-        for c in range(eight, one, LANES):
-            one_vector(x, x_start, rows, starts, g, n, c)
-        for c in range(one, d):
-            for e in range(n):
-                if scatter:
-                    rows[starts[e] + c] += g[e] * x[x_start + c]
-                else:
-                    x[x_start + c] += g[e] * rows[starts[e] + c]
-
-    return operation
+_exchange_four, _exchange_one = _exchange_tile(4), _exchange_tile(1)
 
 
-# Both take (rows, starts, g, n, x, x_start, d), for each e < n, at least one, and c < d. `rows` and x are flat.
-sum_rows = _row_operation(scatter=False)  # x[x_start + c] += sum_e g[e] rows[starts[e] + c]
-scatter_rows = _row_operation(scatter=True)  # rows[starts[e] + c] += g[e] x[x_start + c]
+@inline
+def exchange_rows(V, items, sums, first, places, g, n, u, total, row):
+    """Add sum_e g_e v_e to total[row], and g_e u[row] to each row first + places[e] of `sums`, for e < n, at least one.
+
+    v_e is row items[places[e]] of V.
+    """
+    d = V.shape[1]
+    four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
+    for c in range(0, four, 4 * LANES):
+        _exchange_four(V, items, sums, first, places, g, n, u, total, row, d, c)
+    for c in range(four, one, LANES):
+        _exchange_one(V, items, sums, first, places, g, n, u, total, row, d, c)
+    for c in range(one, d):
+        for e in range(n):
+            total[row, c] += g[e] * V[items[places[e]], c]
+            sums[first + places[e], c] += g[e] * u[row, c]
 
 
 # ---------------------------------------------------------------------------------------------------------------

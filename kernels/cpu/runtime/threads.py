@@ -81,8 +81,10 @@ def run(tasks: Iterable[Callable[[], Any]]) -> None:
     try:
         work()
     finally:
+        # An idle processor may take milliseconds to wake up. A thread that has not begun by now has nothing left to do.
         for other in others:
-            other.result()
+            if not other.cancel():
+                other.result()
 
 
 def split(kernel: Callable[..., None], size: int, grain: int, *args: Any) -> None:

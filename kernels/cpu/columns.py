@@ -1,0 +1,348 @@
+"""The DRM loss and its gradient for LANES lists at once, one list in each lane of the vector registers.
+
+Entry [i, t] of an array belongs to list t. The items of each list are sorted by descending score, so that the sums over
+pairs of `softsort` become running sums down the columns:
+
+    R_i = sum_{l < i} (s_l - s_i),
+    ds_i = sum_k (1 - 2k) dz_ki + G_i (low + high) + sum_{l < low} G_l + sum_{l < high} G_l,
+
+where rows low .. high - 1 have the score s_i. Lists may have different numbers of items. The rows after the last item
+of a list have the score -inf and take no part.
+
+Cost of a list of n items, in operations on one lane: n log2(n)^2 / 4 comparisons of the sort with 4 loads and 4 stores
+each, and about 30 n K + 20 n for the relaxed rows, of which 22 n K are for exp. Comparing all pairs, as `softsort`
+does, takes 8 n^2.
+"""
+
+from inspect import Parameter, Signature
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numpy.typing import NDArray
+
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
+from drm_triton.kernels.cpu.runtime.numba_private import nothing
+from drm_triton.kernels.cpu.runtime.simd import FUSED, LANES, VectorBuilder
+from drm_triton.kernels.cpu.softsort import EXP_POLYNOMIAL, KEPT, LN2_HIGH, LN2_LOW, LOG2E, SMALLEST
+
+f32 = np.float32
+
+
+class Columns(NamedTuple):
+    """LANES lists of up to n items, and buffers for them. L is LANES."""
+
+    size: NDArray[np.float32]  # [L], number of items of each list
+    s: NDArray[np.float32]  # [n, L] scores, -inf after the last item
+    order: NDArray[np.int32]  # [n, L] positions in the list; those below rho are positives
+    w: NDArray[np.float32]  # [K, L] rank weights
+    R: NDArray[np.float32]  # [n, L]
+    P: NDArray[np.float32]  # [min(K, KEPT) + 1, n, L], P_k times totals[k - 1] for the ranks kept, and one more
+    totals: NDArray[np.float32]  # [K, L]
+    q: NDArray[np.float32]  # [n, L] Q, then dL/dQ
+    G: NDArray[np.float32]  # [n, L] sum_k dz_k
+    above: NDArray[np.float32]  # [n, L] sum of G down to a row
+    ds: NDArray[np.float32]  # [n, L] gradient to the scores
+    of_lists: NDArray[np.float32]  # [3, L] numbers of each list: the loss, and two buffers
+
+
+@allocating
+def column_buffers(n, ranks):
+    """Allocate LANES lists of up to n items."""
+    rows = np.zeros((6, n, LANES), np.float32)
+    return Columns(
+        np.zeros(LANES, np.float32),
+        rows[0],
+        np.zeros((n, LANES), np.int32),
+        np.zeros((ranks, LANES), np.float32),
+        rows[1],
+        np.zeros((min(ranks, KEPT) + 1, n, LANES), np.float32),
+        np.zeros((ranks, LANES), np.float32),
+        rows[2],
+        rows[3],
+        rows[4],
+        rows[5],
+        np.zeros((3, LANES), np.float32),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Operations on whole rows. Each is a loop over the first n rows; what it carries from row to row stays in registers.
+
+
+class RowBuilder(VectorBuilder):
+    """Addresses arrays by row."""
+
+    def place(self, row):
+        """Offset of a row."""
+        return self.builder.mul(row, self.i64(self.lanes))
+
+    def read(self, array, row, kind=None):
+        """Load a row."""
+        return self.load(array, self.place(row), kind or self.vector)
+
+    def write(self, vector, array, row):
+        """Store a row."""
+        self.store(vector, array, self.place(row))
+
+    def constant(self, value):
+        """Return a vector of equal constants."""
+        return ir.Constant(self.vector, [float(value)] * self.lanes)
+
+    def number(self, row):
+        """Return the number of a row as a float in each lane."""
+        return self.splat(self.builder.sitofp(row, self.element))
+
+    def fused(self, a, b, c):
+        """Return a * b + c."""
+        return self.builder.fadd(self.builder.fmul(a, b, flags=FUSED), c, flags=FUSED)
+
+    def smaller(self, a, b):
+        """Return the smaller one of two numbers, b if one is NaN."""
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
+
+    def exp(self, x):
+        """Return exp(x) for x <= 0, as `softsort.exp` does."""
+        builder, integers = self.builder, ir.VectorType(ir.IntType(32), self.lanes)
+        smallest = self.constant(SMALLEST)
+        y = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
+        k = builder.fptosi(self.fused(y, self.constant(LOG2E), self.constant(-0.5)), integers)
+        steps = builder.sitofp(k, self.vector)
+        r = self.fused(steps, self.constant(-LN2_LOW), self.fused(steps, self.constant(-LN2_HIGH), y))
+        p = self.constant(EXP_POLYNOMIAL[0])
+        for coefficient in EXP_POLYNOMIAL[1:]:
+            p = self.fused(p, r, self.constant(coefficient))
+        p = builder.fadd(self.fused(p, builder.fmul(r, r), r), self.constant(1))
+        bits = builder.shl(
+            builder.add(k, ir.Constant(integers, [127] * self.lanes)), ir.Constant(integers, [23] * self.lanes)
+        )
+        value = builder.fmul(p, builder.bitcast(bits, self.vector))
+        return builder.select(builder.fcmp_ordered(">=", x, smallest), value, self.zero)
+
+
+def row_operation(*names: str):
+    """Define an operation on rows by a function of its RowBuilder; `names` are the arguments of the operation.
+
+    Arrays come first, then `n`, then numbers: int64 if their name begins with `row`, otherwise float32.
+    """
+    arrays = names.index("n")
+    numbers = [types.int64 if name.startswith("row") else types.float32 for name in names[arrays + 1 :]]
+
+    def define(body):
+        def operation(context, *arguments):
+            def build(context, builder, signature, args):
+                body(RowBuilder(context, builder, signature, args, names, ir.FloatType()))
+                return nothing(context)
+
+            return types.none(*arguments[:arrays], types.int64, *numbers), build
+
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("context", *names)]
+        operation.__signature__ = Signature(parameters)  # Numba would pass all arguments as one tuple
+        return intrinsic(operation)
+
+    return define
+
+
+@row_operation("s", "order", "n", "row_a", "row_b")
+def _exchange(at):
+    """Swap rows a < b of s, and of order, in the lanes in which s_b > s_a."""
+    builder, a, b = at.builder, at["row_a"], at["row_b"]
+    integers = ir.VectorType(ir.IntType(32), at.lanes)
+    x, y = at.read("s", a), at.read("s", b)
+    i, j = at.read("order", a, integers), at.read("order", b, integers)
+    swap = builder.fcmp_ordered(">", y, x)
+    at.write(builder.select(swap, y, x), "s", a)
+    at.write(builder.select(swap, x, y), "s", b)
+    at.write(builder.select(swap, j, i), "order", a)
+    at.write(builder.select(swap, i, j), "order", b)
+
+
+@row_operation("s", "size", "R", "n")
+def _sum_above(at):
+    """R_i = sum_{l < i} (s_l - s_i). All terms are positive, so nothing cancels."""
+    builder, size = at.builder, at.read("size", at.i64(0))
+
+    def step(i, carried):
+        total, upper = carried
+        row = at.number(i)
+        score = builder.select(builder.fcmp_ordered("<", row, size), at.read("s", i), upper)
+        total = at.fused(row, builder.fsub(upper, score), total)
+        at.write(total, "R", i)
+        return [total, score]
+
+    at.loop(at["n"], 1, [at.zero, at.read("s", at.i64(0))], step)
+
+
+@row_operation("s", "R", "size", "P", "totals", "n", "row_slot", "row_rank", "scale_R", "scale_s")
+def _relaxed_row(at):
+    """P_k for k = rank + 1, times the total that is written to totals; 0 after the last item.
+
+    P_k is largest at row k.
+    """
+    builder, size = at.builder, at.read("size", at.i64(0))
+    scale_R, scale_s, rank = at.splat(at["scale_R"]), at.splat(at["scale_s"]), at["row_rank"]
+
+    def exponent(i):
+        return at.fused(scale_R, at.read("R", i), builder.fmul(scale_s, at.read("s", i)))
+
+    top, first = exponent(rank), builder.mul(at["row_slot"], at["n"])
+
+    def step(i, carried):
+        below = at.smaller(builder.fsub(exponent(i), top), at.zero)  # 0 for NaN
+        value = builder.select(builder.fcmp_ordered("<", at.number(i), size), at.exp(below), at.zero)
+        at.write(value, "P", builder.add(first, i))
+        return [builder.fadd(carried[0], value)]
+
+    at.write(at.loop(at["n"], 1, [at.zero], step)[0], "totals", rank)
+
+
+@row_operation("P", "factor", "q", "n", "row_slot")
+def _add_row(at):
+    """Add factor P to q."""
+    factor, first = at.read("factor", at.i64(0)), at.builder.mul(at["row_slot"], at["n"])
+
+    def step(i, carried):
+        at.write(at.fused(factor, at.read("P", at.builder.add(first, i)), at.read("q", i)), "q", i)
+        return []
+
+    at.loop(at["n"], 1, [], step)
+
+
+@row_operation("q", "order", "of_lists", "n", "rho", "scale")
+def _residuals(at):
+    """Replace Q by scale (Q - y); write ||y - Q||^2. Q is 0 for the positives of a list that are not among its rows."""
+    builder, integers = at.builder, ir.VectorType(ir.IntType(32), at.lanes)
+    scale, rho, one = at.splat(at["scale"]), at.splat(at["rho"]), at.constant(1)
+
+    def step(i, carried):
+        square, absent = carried
+        position = builder.sitofp(at.read("order", i, integers), at.vector)
+        y = builder.select(builder.fcmp_ordered("<", position, rho), one, at.zero)
+        residual = builder.fsub(at.read("q", i), y)
+        at.write(builder.fmul(scale, residual), "q", i)
+        return [at.fused(residual, residual, square), builder.fsub(absent, y)]
+
+    square, absent = at.loop(at["n"], 1, [at.zero, rho], step)
+    at.write(builder.fadd(square, absent), "of_lists", at.i64(0))
+
+
+@row_operation("P", "q", "of_lists", "n", "row_slot")
+def _mean(at):
+    """Write sum_i P_i q_i to row 1 of `of_lists`."""
+    first = at.builder.mul(at["row_slot"], at["n"])
+
+    def step(i, carried):
+        return [at.fused(at.read("P", at.builder.add(first, i)), at.read("q", i), carried[0])]
+
+    at.write(at.loop(at["n"], 1, [at.zero], step)[0], "of_lists", at.i64(1))
+
+
+@row_operation("P", "q", "of_lists", "G", "ds", "n", "row_slot", "c")
+def _add_gradient(at):
+    """With dz = factor P (q - mean): G += dz, ds += c dz. Rows 1 and 2 of `of_lists` are mean and factor."""
+    builder, first, c = at.builder, at.builder.mul(at["row_slot"], at["n"]), at.splat(at["c"])
+    mean, factor = at.read("of_lists", at.i64(1)), at.read("of_lists", at.i64(2))
+
+    def step(i, carried):
+        difference = builder.fsub(at.read("q", i), mean)
+        dz = builder.fmul(builder.fmul(factor, at.read("P", builder.add(first, i))), difference)
+        at.write(builder.fadd(at.read("G", i), dz), "G", i)
+        at.write(at.fused(c, dz, at.read("ds", i)), "ds", i)
+        return []
+
+    at.loop(at["n"], 1, [], step)
+
+
+@row_operation("s", "G", "above", "ds", "n")
+def _add_pairs_down(at):
+    """above_i = sum_{l <= i} G_l, and ds_i += G_i low + sum_{l < low} G_l."""
+    builder = at.builder
+
+    def step(i, carried):
+        upper, total, low, before = carried
+        score, g = at.read("s", i), at.read("G", i)
+        tie = builder.fcmp_ordered("==", score, upper)
+        low, before = builder.select(tie, low, at.number(i)), builder.select(tie, before, total)
+        total = builder.fadd(total, g)
+        at.write(total, "above", i)
+        at.write(at.fused(g, low, builder.fadd(at.read("ds", i), before)), "ds", i)
+        return [score, total, low, before]
+
+    at.loop(at["n"], 1, [at.read("s", at.i64(0)), at.zero, at.zero, at.zero], step)
+
+
+@row_operation("s", "G", "above", "ds", "n")
+def _add_pairs_up(at):
+    """ds_i += G_i high + sum_{l < high} G_l, from the last row to the first."""
+    builder, last = at.builder, at.builder.sub(at["n"], at.i64(1))
+
+    def step(number, carried):
+        lower, high, through = carried
+        i = builder.sub(last, number)
+        score, g = at.read("s", i), at.read("G", i)
+        tie = builder.fcmp_ordered("==", score, lower)
+        high = builder.select(tie, high, at.number(builder.add(i, at.i64(1))))
+        through = builder.select(tie, through, at.read("above", i))
+        at.write(at.fused(g, high, builder.fadd(at.read("ds", i), through)), "ds", i)
+        return [score, high, through]
+
+    start = [at.read("s", last), at.number(at["n"]), at.read("above", last)]
+    at.loop(at["n"], 1, start, step)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@inline
+def sort_columns(s, order, n):
+    """Sort the first n rows of each lane by descending score: Batcher's odd-even merge sort, for any n.
+
+    Equal scores may come in any order, which depends on n alone.
+    """
+    merged = 1
+    while merged < n:
+        blocks = -2 * merged  # the high bits of a row: its number in blocks of 2 * merged
+        distance = merged
+        while distance >= 1:
+            for start in range(distance & (merged - 1), n - distance, 2 * distance):
+                for a in range(start, min(start + distance, n - distance)):
+                    if (a ^ (a + distance)) & blocks == 0:
+                        _exchange(s, order, n, a, a + distance)
+            distance >>= 1
+        merged <<= 1
+
+
+@inline
+def drm_of_columns(columns, n, rho, lam, tau):
+    """Compute lam ||y - Q||^2 and its gradient for LANES lists of up to n items, at least one.
+
+    `size`, `s`, `order` and `w` say what the lists are; they have `rho` positives each. ||y - Q||^2 is written to the
+    first row of `of_lists`, and the gradient to `ds`, in the order of `order`.
+    """
+    size, s, order, w, R, P, totals, q, G, above, ds, of_lists = columns
+    kept, factor = P.shape[0] - 1, of_lists[2]
+    sort_columns(s, order, n)
+    _sum_above(s, size, R, n)
+    q[:n] = f32(0)
+    for rank in range(w.shape[0]):
+        slot = min(rank, kept)
+        _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(-2 / tau), f32(-(2 * rank + 1) / tau))
+        for t in range(LANES):
+            factor[t] = w[rank, t] / totals[rank, t] if w[rank, t] != 0 else f32(0)
+        _add_row(P, factor, q, n, slot)
+    _residuals(q, order, of_lists, n, f32(rho), f32(2) * lam)
+    G[:n] = f32(0)
+    ds[:n] = f32(0)
+    for rank in range(w.shape[0]):
+        slot = min(rank, kept)
+        if slot == kept:
+            _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(-2 / tau), f32(-(2 * rank + 1) / tau))
+        _mean(P, q, of_lists, n, slot)
+        for t in range(LANES):
+            counts = w[rank, t] != 0
+            of_lists[1, t] = of_lists[1, t] / totals[rank, t] if counts else f32(0)
+            factor[t] = f32(w[rank, t] / tau) / totals[rank, t] if counts else f32(0)
+        _add_gradient(P, q, of_lists, G, ds, n, slot, f32(-(2 * rank + 1)))
+    _add_pairs_down(s, G, above, ds, n)
+    _add_pairs_up(s, G, above, ds, n)
