@@ -318,7 +318,7 @@ class IALSConfig(ALSConfig):
         LOSS,
         positive=True,
         most=MAX_FLOAT32,
-        search=(0.01, 0.03, 0.1, 0.3),
+        search=(0.003, 0.01, 0.03, 0.1, 0.3),
     )
     ridge_power: float = option(
         1.0,
