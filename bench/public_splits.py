@@ -35,10 +35,11 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "softmax, defaults": [{}],
     "softmax, pool 8192": [{"pool": 8192, "temperature": t} for t in (0.07, 0.1, 0.125, 0.15)],
     "softmax, pool 8192, longer": [{"pool": 8192, "temperature": t, "lr": 0.4, "epochs": 40} for t in (0.125, 0.15)],
-    "softmax, pool 8192, longest": [
-        {"pool": 8192, "temperature": 0.125, "lr": 0.4, "epochs": 80, "popularity": a} for a in (0.0, 0.2)
+    "softmax, pool 8192, longer, popularity": [
+        {"pool": 8192, "temperature": 0.125, "lr": 0.4, "epochs": epochs, "popularity": a}
+        for epochs in (40, 80)
+        for a in (0.0, 0.2)
     ],
-    "softmax, pool 8192, popularity": [{"pool": 8192, "temperature": 0.125, "popularity": a} for a in (0.0, 0.2, 0.4)],
     "softmax@k": [{"objective": "softmax@k", "tau": t} for t in (0.25, 0.5, 1.0)],
     "DRM dot, defaults": [DRM_OPTIONS],
     "DRM L2, defaults": [{**DRM_OPTIONS, "score": "l2"}],
