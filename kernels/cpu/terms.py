@@ -58,6 +58,7 @@ TILE = 256  # lists whose terms of one shared negative become one sum, at most
 SCORED = 64  # lists that are scored at once: their scores stay in the second-level cache
 LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
 SHARE_MIN = 16  # smallest group of lists that is processed in tiles: a tile stores a sum for each negative
+TASK = 1 << 20  # negatives whose terms a thread counts at least: fewer take less time than to start it
 UNUSED = -1  # row of a term of an item that has no gradient
 
 
@@ -484,7 +485,8 @@ def list_terms(
     )
     groups = divide(name, batch.shared, TILE)
     counts = np.empty(groups.n_tiles, np.int64)
-    threads.split(count_terms, groups.n_tiles, 4, inputs, groups, objective.rho, counts)
+    grain = -(-TASK // max(1, groups.tile * groups.items.shape[1]))
+    threads.split(count_terms, groups.n_tiles, grain, inputs, groups, objective.rho, counts)
     if counts.min(initial=0) < 0:
         check_lists(U, V, batch, objective)  # says which id
     out = term_outputs(inputs, groups, counts)

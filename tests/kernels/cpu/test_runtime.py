@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from drm_triton.kernels import cpu
+from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import KEPT, LARGE, _kept, empty
+from drm_triton.kernels.cpu.runtime.numba_private import max_threads
 from tests.conftest import HANG, ROOT, environment, run_python
 
 
@@ -73,6 +75,19 @@ def test_memory_beyond_what_is_kept() -> None:
     large = empty(torch.bool, 64 * LARGE)  # no block fits: it takes the place of a free one
     assert len(_kept) == KEPT
     assert any(block.size == large.nbytes for block in _kept)
+
+
+def test_a_thread_that_has_not_begun_is_not_waited_for() -> None:
+    threads.set_threads(2)
+    threads.run([lambda: None] * 2)  # starts the pool
+    busy, done = threading.Event(), []
+    blocked = [threads._submit(lambda: busy.wait(HANG)) for _ in range(max_threads())]
+    try:
+        threads.run([lambda: done.append(1)] * 5)
+        assert len(done) == 5
+        assert not any(other.done() for other in blocked)
+    finally:
+        busy.set()
 
 
 def test_torch_has_one_thread_in_each_thread_of_the_pool() -> None:
