@@ -348,7 +348,8 @@ def report(budget: int, seeds: int) -> str:
         "Softmax may have as many factors as iALS, except on citeulike. Before, it had at most 128, which was changed",
         "after the test results of ml-100k, lastfm and amazon with 128 factors were known.",
         *(f"On {name}, each step of our objectives draws a pool of {pool:,} items." for name, pool in POOLS.items()),
-        f"Trained on AMD EPYC and Intel Xeon processors; made on {time.strftime('%Y-%m-%d')} by `python -m bench.quality`.",
+        "Trained on AMD EPYC and Intel Xeon processors; made on "
+        f"{time.strftime('%Y-%m-%d')} by `python -m bench.quality`.",
         "",
         "NDCG@10 / Recall@50:",
         "",
