@@ -50,14 +50,14 @@ class Columns(NamedTuple):
 @allocating
 def column_buffers(n, ranks):
     """Allocate LANES lists of up to n items."""
-    rows = np.zeros((6, n, LANES), np.float32)
+    rows = np.empty((6, n, LANES), np.float32)
     return Columns(
         np.zeros(LANES, np.float32),
         rows[0],
-        np.zeros((n, LANES), np.int32),
+        np.empty((n, LANES), np.int32),
         np.zeros((ranks, LANES), np.float32),
         rows[1],
-        np.zeros((min(ranks, KEPT) + 1, n, LANES), np.float32),
+        np.empty((min(ranks, KEPT) + 1, n, LANES), np.float32),
         np.zeros((ranks, LANES), np.float32),
         rows[2],
         rows[3],
@@ -98,12 +98,8 @@ class RowBuilder(VectorBuilder):
         """Return a * b + c."""
         return self.builder.fadd(self.builder.fmul(a, b, flags=FUSED), c, flags=FUSED)
 
-    def smaller(self, a, b):
-        """Return the smaller one of two numbers, b if one is NaN."""
-        return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
-
     def exp(self, x):
-        """Return exp(x) for x <= 0, as `softsort.exp` does."""
+        """Return exp(x) for x <= 0, as `softsort.exp` does, and 0 for NaN."""
         builder, integers = self.builder, ir.VectorType(ir.IntType(32), self.lanes)
         smallest = self.constant(SMALLEST)
         y = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
@@ -124,10 +120,12 @@ class RowBuilder(VectorBuilder):
 def row_operation(*names: str):
     """Define an operation on rows by a function of its RowBuilder; `names` are the arguments of the operation.
 
-    Arrays come first, then `n`, then numbers: int64 if their name begins with `row`, otherwise float32.
+    Arrays come first. The first number is `n`, the number of rows, or a row. Rows have names that begin with `row`, and
+    all numbers after them are float32.
     """
-    arrays = names.index("n")
-    numbers = [types.int64 if name.startswith("row") else types.float32 for name in names[arrays + 1 :]]
+    integers = [name == "n" or name.startswith("row") for name in names]
+    arrays = integers.index(True)
+    numbers = [types.int64 if integer else types.float32 for integer in integers[arrays:]]
 
     def define(body):
         def operation(context, *arguments):
@@ -135,7 +133,7 @@ def row_operation(*names: str):
                 body(RowBuilder(context, builder, signature, args, names, ir.FloatType()))
                 return nothing(context)
 
-            return types.none(*arguments[:arrays], types.int64, *numbers), build
+            return types.none(*arguments[:arrays], *numbers), build
 
         parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("context", *names)]
         operation.__signature__ = Signature(parameters)  # Numba would pass all arguments as one tuple
@@ -144,7 +142,7 @@ def row_operation(*names: str):
     return define
 
 
-@row_operation("s", "order", "n", "row_a", "row_b")
+@row_operation("s", "order", "row_a", "row_b")
 def _exchange(at):
     """Swap rows a < b of s, and of order, in the lanes in which s_b > s_a."""
     builder, a, b = at.builder, at["row_a"], at["row_b"]
@@ -174,23 +172,22 @@ def _sum_above(at):
     at.loop(at["n"], 1, [at.zero, at.read("s", at.i64(0))], step)
 
 
-@row_operation("s", "R", "size", "P", "totals", "n", "row_slot", "row_rank", "scale_R", "scale_s")
+@row_operation("s", "R", "size", "P", "totals", "n", "row_slot", "row_rank", "c", "scale")
 def _relaxed_row(at):
     """P_k for k = rank + 1, times the total that is written to totals; 0 after the last item.
 
-    P_k is largest at row k.
+    With c = 2k - 1 and scale = -1 / tau. P_k is largest at row k, from which the exponents are counted: differences of
+    scores do not overflow where c s / tau would.
     """
-    builder, size = at.builder, at.read("size", at.i64(0))
-    scale_R, scale_s, rank = at.splat(at["scale_R"]), at.splat(at["scale_s"]), at["row_rank"]
-
-    def exponent(i):
-        return at.fused(scale_R, at.read("R", i), builder.fmul(scale_s, at.read("s", i)))
-
-    top, first = exponent(rank), builder.mul(at["row_slot"], at["n"])
+    builder, size, rank = at.builder, at.read("size", at.i64(0)), at["row_rank"]
+    c, scale, first = at.splat(at["c"]), at.splat(at["scale"]), builder.mul(at["row_slot"], at["n"])
+    top, R_top = at.read("s", rank), at.read("R", rank)
 
     def step(i, carried):
-        below = at.smaller(builder.fsub(exponent(i), top), at.zero)  # 0 for NaN
-        value = builder.select(builder.fcmp_ordered("<", at.number(i), size), at.exp(below), at.zero)
+        rise, gap = builder.fsub(at.read("R", i), R_top), builder.fsub(at.read("s", i), top)
+        exponent = builder.fmul(scale, at.fused(c, gap, builder.fadd(rise, rise)))
+        exponent = builder.select(builder.fcmp_ordered(">", exponent, at.zero), at.zero, exponent)  # rounding
+        value = builder.select(builder.fcmp_ordered("<", at.number(i), size), at.exp(exponent), at.zero)
         at.write(value, "P", builder.add(first, i))
         return [builder.fadd(carried[0], value)]
 
@@ -298,7 +295,7 @@ def _add_pairs_up(at):
 def sort_columns(s, order, n):
     """Sort the first n rows of each lane by descending score: Batcher's odd-even merge sort, for any n.
 
-    Equal scores may come in any order, which depends on n alone.
+    Equal scores may come in any order, which depends on n and on the scores of the lane.
     """
     merged = 1
     while merged < n:
@@ -308,7 +305,7 @@ def sort_columns(s, order, n):
             for start in range(distance & (merged - 1), n - distance, 2 * distance):
                 for a in range(start, min(start + distance, n - distance)):
                     if (a ^ (a + distance)) & blocks == 0:
-                        _exchange(s, order, n, a, a + distance)
+                        _exchange(s, order, a, a + distance)
             distance >>= 1
         merged <<= 1
 
@@ -327,7 +324,7 @@ def drm_of_columns(columns, n, rho, lam, tau):
     q[:n] = f32(0)
     for rank in range(w.shape[0]):
         slot = min(rank, kept)
-        _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(-2 / tau), f32(-(2 * rank + 1) / tau))
+        _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
         for t in range(LANES):
             factor[t] = w[rank, t] / totals[rank, t] if w[rank, t] != 0 else f32(0)
         _add_row(P, factor, q, n, slot)
@@ -337,7 +334,7 @@ def drm_of_columns(columns, n, rho, lam, tau):
     for rank in range(w.shape[0]):
         slot = min(rank, kept)
         if slot == kept:
-            _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(-2 / tau), f32(-(2 * rank + 1) / tau))
+            _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
         _mean(P, q, of_lists, n, slot)
         for t in range(LANES):
             counts = w[rank, t] != 0

@@ -6,12 +6,9 @@ the work on them is two small matrix products per tile:
     scores     [eta, d] x [d, lists]
     user_grad  [lists, eta] x [eta, d]
 
-Training with hinge and DRM uses `terms` instead; other losses, and groups of few lists, come here.
+Training on lists that share negatives, with hinge and DRM alone, uses `terms` instead.
 
-The positives of a list, and the negatives that it has in place of shared ones, are processed one by one. A whole
-training step (one thread, AVX2, rho = 1, eta = 45, d = 64, groups of 32 lists) takes 6.4 ms for 2048 lists with shared
-negatives, 13.7 ms with their own. Of lists that share negatives, `list_gradients` alone takes 2.9 ms; it takes 3.6 ms
-if it reads each of the same lists separately, with the rows in the cache.
+The positives of a list, and the negatives that it has in place of shared ones, are processed one by one.
 
 Cost of a list: 4 n d operations for scores and user gradient, 8 n^2 for the pairs and about 40 n K for the relaxed
 rows. Per item and rank, these are 28 to compute P (22 of them for exp), 2 for Q and 8 for the gradient; for ranks above

@@ -167,7 +167,7 @@ def drm_loss(s, loss, buffers, g):
     """Return the DRM loss ||y - Q||^2 and add lam times its gradient to g."""
     n = s.size
     if n >= ACTIVE_MIN:
-        square, active = active_drm_loss(s, n, loss, buffers)
+        square, active = active_drm_loss(s, loss, buffers)
         for i in range(active.size):
             g[active[i]] += buffers.ds[i]
         return square
@@ -182,15 +182,14 @@ def drm_loss(s, loss, buffers, g):
 
 
 @inline
-def active_drm_loss(s, n, loss, buffers):
+def active_drm_loss(s, loss, buffers):
     """Return the DRM loss of a long list and the positions of its active items.
 
-    The first entries of `buffers.ds` are lam times their gradients; those of the other items are 0. s holds the scores
-    of the n items of the list, and any number of entries -inf after them.
+    The first entries of `buffers.ds` are lam times their gradients; those of the other items are 0.
     """
     if loss.ap:
-        average_precision_weights(s[:n], loss.rho, loss.weights, buffers.hits, buffers.w)
-    _, active = active_items(s, n, buffers.w, loss.tau, buffers.sorting)
+        average_precision_weights(s, loss.rho, loss.weights, buffers.hits, buffers.w)
+    _, active = active_items(s, s.size, buffers.w, loss.tau, buffers.sorting)
     gather(s, active, buffers.s)
     for i in range(active.size):
         buffers.y[i] = f32(active[i] < loss.rho)

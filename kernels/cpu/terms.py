@@ -98,7 +98,7 @@ class DenseBuffers(NamedTuple):
 
     rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives
     vectors: NDArray[np.float32]  # [scored, padded d] factors of the users
-    g: NDArray[np.float32]  # [scored + 1, n] gradients to the scores, those of shared negatives after rho others
+    g: NDArray[np.float32]  # [scored + ROWS, n] gradients to the scores, those of shared negatives after rho others
     user_grad: NDArray[np.float32]  # [scored, padded d]
     sums: NDArray[np.float32]  # [padded eta, padded d]
 
@@ -110,9 +110,9 @@ class TermBuffers(NamedTuple):
     scores: NDArray[np.float32]  # [scored, padded n], -inf in the padding
     of_list: ListBuffers
     columns: Columns  # the lists whose DRM is computed at once
-    hinge: NDArray[np.float32]  # [2, LANES], loss and weight of these lists
+    hinge: NDArray[np.float32]  # [2, LANES], hinge loss and Phi of these lists
     pair: NDArray[np.int64]  # [2, LANES], positions of the positive and the negative of the hinge
-    finite: NDArray[np.bool_]  # [LANES]
+    finite: NDArray[np.bool_]  # [scored], whether all scores of a list are
     replaced: NDArray[np.int64]  # [eta], where one list has negatives in place of shared ones
     slot: NDArray[np.int64]  # [eta], number of each of them among these
     places: NDArray[np.int64]  # [n + 2], shared negatives of one list that have a gradient
@@ -162,14 +162,14 @@ def score_block(begin, end, group, inputs, groups, rho, buffers, out):
 
 
 @inline
-def pack_list(s, n, t, loss, buffers):
+def pack_list(row, n, t, loss, buffers):
     """Make a list lane t of `columns`: its active items, or none if a score is not finite; find the pair of its hinge.
 
-    s holds the scores of its n items, and -inf after them. Returns the number of active items.
+    This row of `scores` holds the scores of its n items, and -inf after them. Returns the number of active items.
     """
-    columns, of_list, rho = buffers.columns, buffers.of_list, loss.rho
-    finite, size = all_finite(s[:n]), 0
-    buffers.finite[t], buffers.hinge[0, t], buffers.hinge[1, t] = finite, f32(0), f32(0)
+    columns, of_list, rho, size = buffers.columns, buffers.of_list, loss.rho, 0
+    s, finite = buffers.scores[row], buffers.finite[row]
+    buffers.hinge[0, t], buffers.hinge[1, t] = f32(0), f32(0)
     if finite and loss.hinge:
         gap, weight, buffers.pair[0, t], buffers.pair[1, t] = hinge_pair(s[:rho], s[rho:n], loss.margin, loss.phi)
         buffers.hinge[0, t], buffers.hinge[1, t] = weight * gap, weight
@@ -219,9 +219,10 @@ def add_gradient(position, g, total, count, replaced, rho, positive, own, shared
 
 
 @inline
-def keep_gradients(b, t, own, positive, tile, inputs, groups, loss, buffers, out):
-    """Add the gradients of list b, which is lane t, to its terms, to the user's gradient and to the tile's sums.
+def keep_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out):
+    """Add the gradients of list b to its terms, to the user's gradient and to the tile's sums.
 
+    The list is this row of `scores`, and lane t of `columns`.
     The terms of the list's positives begin at `positive`, those of its negatives in place of shared ones at `own`.
     Returns the end of the latter.
     """
@@ -233,7 +234,7 @@ def keep_gradients(b, t, own, positive, tile, inputs, groups, loss, buffers, out
         j = buffers.replaced[i]
         buffers.slot[j] = i
         out.rows[own + i], out.sources[own + i], out.coefficients[own + i] = items[rho + j], b, f32(0)
-    if not buffers.finite[t]:  # one bad score makes the whole list NaN, so that it is noticed
+    if not buffers.finite[row]:  # one bad score makes the whole list NaN, so that it is noticed
         for j in range(rho + eta):
             total, count = add_gradient(j, NAN, total, count, replaced, rho, positive, own, shared, buffers, out)
     for i in range(np.int64(columns.size[t])):
@@ -268,10 +269,10 @@ def keep_gradients(b, t, own, positive, tile, inputs, groups, loss, buffers, out
 
 
 @inline
-def store_losses(b, t, inputs, loss, buffers, out):
-    """Store the losses of list b, which is lane t. One bad score makes them NaN."""
+def store_losses(b, t, row, inputs, loss, buffers, out):
+    """Store the losses of list b, in this row of `scores` and in lane t. One bad score makes them NaN."""
     hinge, drm = buffers.hinge[0, t], buffers.columns.of_lists[0, t] if loss.drm else f32(0)
-    if not buffers.finite[t]:
+    if not buffers.finite[row]:
         hinge, drm = NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0)
     out.losses[0, b], out.losses[1, b] = inputs.weights[b] * hinge, inputs.weights[b] * drm
 
@@ -296,7 +297,8 @@ def keep_dense_gradients(b, t, row, own, positive, tile, inputs, groups, loss, b
     """
     columns, rho, weight, n = buffers.columns, loss.rho, inputs.weights[b], inputs.items.shape[1]
     replaced, user_grad, g = groups.replaced[b], out.user_grad[b], buffers.dense.g[row]
-    totals, total = out.totals[out.starts[tile + 1] - replaced.size :], f32(0)
+    shared, total = out.starts[tile + 1] - replaced.size, f32(0)
+    rows, totals, negatives = out.rows[shared:], out.totals[shared:], groups.items[tile_bounds(tile, groups)[0]]
     for i in range(n):
         g[columns.order[i, t]] = columns.ds[i, t]
     g[buffers.pair[0, t]] -= buffers.hinge[1, t]
@@ -317,6 +319,7 @@ def keep_dense_gradients(b, t, row, own, positive, tile, inputs, groups, loss, b
         g[j] = f32(0)
     for j in range(replaced.size):
         totals[j] += g[rho + j]
+        rows[j] = rows[j] if replaced[j] else negatives[j]
     if inputs.l2:
         u = out.vectors[b]
         for c in range(u.size):
@@ -337,10 +340,8 @@ def add_products(begin, end, tile, inputs, groups, rho, dense, out):
             user_grad[c] = factor * (user_grad[c] + product[c])
             vector[c] = out.vectors[b, c]
     multiply(g, 1, n, dense.vectors, lists, dense.sums)
-    shared, negatives = out.starts[tile + 1] - eta, groups.items[tile_bounds(tile, groups)[0]]
     for j in range(eta):
         total, product = out.vectors[sums + j], dense.sums[j]
-        out.rows[shared + j] = negatives[j]
         for c in range(total.size):
             total[c] += product[c]
 
@@ -358,25 +359,24 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
     for block in range(start, stop, scored):
         block_end, dense = min(block + scored, stop), short
         score_block(block, block_end, group, inputs, groups, rho, buffers, out)
-        for b in range(block, block_end):
-            dense &= all_finite(buffers.scores[b - block, :n])
+        for row in range(block_end - block):
+            buffers.finite[row] = all_finite(buffers.scores[row, :n])
+            dense &= buffers.finite[row]
         for begin in range(block, block_end, LANES):
             end, rows = min(begin + LANES, block_end), 0
             columns.size[:] = f32(0)
             for b in range(begin, end):
-                rows = max(rows, pack_list(buffers.scores[b - block], n, b - begin, loss, buffers))
+                rows = max(rows, pack_list(b - block, n, b - begin, loss, buffers))
             if rows > 0:
                 pad_columns(rows, n, columns)
                 drm_of_columns(columns, rows, rho, loss.lam, loss.tau)
             for b in range(begin, end):
-                t, positive = b - begin, out.starts[tile] + (b - start) * rho
-                store_losses(b, t, inputs, loss, buffers, out)
+                t, row, positive = b - begin, b - block, out.starts[tile] + (b - start) * rho
+                store_losses(b, t, row, inputs, loss, buffers, out)
                 if dense:
-                    own = keep_dense_gradients(
-                        b, t, b - block, own, positive, tile, inputs, groups, loss, buffers, out
-                    )  # fmt: skip
+                    own = keep_dense_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out)
                 else:
-                    own = keep_gradients(b, t, own, positive, tile, inputs, groups, loss, buffers, out)
+                    own = keep_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out)
         if dense:
             add_products(block, block_end, tile, inputs, groups, rho, buffers.dense, out)
 
@@ -390,7 +390,7 @@ def term_buffers(n, eta, d, tile, weights, short):
     dense = DenseBuffers(
         np.zeros((eta if short else 0, width), np.float32),
         np.zeros((scored if short else 0, width), np.float32),
-        np.zeros((scored + 1 if short else 0, n), np.float32),
+        np.zeros((scored + ROWS if short else 0, n), np.float32),
         np.empty((scored if short else 0, width), np.float32),
         np.empty((padded(eta, ROWS) if short else 0, width), np.float32),
     )
@@ -401,7 +401,7 @@ def term_buffers(n, eta, d, tile, weights, short):
         column_buffers(n, weights.size),
         np.zeros((2, LANES), np.float32),
         np.zeros((2, LANES), np.int64),
-        np.empty(LANES, np.bool_),
+        np.empty(scored, np.bool_),
         np.empty(eta, np.int64),
         np.empty(eta, np.int64),
         np.empty(n + 2, np.int64),

@@ -11,7 +11,7 @@ A child may be forked while no kernel runs in another thread of the parent. It h
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -81,10 +81,12 @@ def run(tasks: Iterable[Callable[[], Any]]) -> None:
     try:
         work()
     finally:
-        # An idle processor may take milliseconds to wake up. A thread that has not begun by now has nothing left to do.
-        for other in others:
-            if not other.cancel():
-                other.result()
+        # An idle processor may take milliseconds to wake up. A thread that has not begun by now is not needed: no task
+        # is left, or one has failed.
+        begun = [other for other in others if not other.cancel()]
+        wait(begun)
+    for other in begun:
+        other.result()
 
 
 def split(kernel: Callable[..., None], size: int, grain: int, *args: Any) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,27 @@ def test_a_thread_that_has_not_begun_is_not_waited_for() -> None:
         assert not any(other.done() for other in blocked)
     finally:
         busy.set()
+
+
+@pytest.mark.skipif(max_threads() < 2, reason="one thread")
+def test_an_error_is_raised_when_all_begun_tasks_are_done() -> None:
+    threads.set_threads(2)
+    begun, done = threading.Barrier(2, timeout=HANG), []
+
+    def fail() -> None:
+        begun.wait()
+        raise ValueError("one")
+
+    def finish() -> None:
+        begun.wait()
+        time.sleep(0.05)
+        done.append(1)
+
+    for tasks in ([fail, finish], [finish, fail]):
+        done.clear()
+        with pytest.raises(ValueError, match="one"):
+            threads.run(tasks)
+        assert done == [1]
 
 
 def test_torch_has_one_thread_in_each_thread_of_the_pool() -> None:

@@ -132,6 +132,30 @@ def test_terms_are_few() -> None:
         assert len(rows) < len(torch.unique(batch.items)) / 2
 
 
+@pytest.mark.parametrize("eta", [45, 90])
+def test_a_shared_negative_that_all_lists_replaced_has_no_term(eta: int) -> None:
+    U, V, batch = random_shared_lists(3, 33, 1, eta, 16, 16, 0.0)
+    assert batch.shared is not None
+    batch.shared.replaced[:, 5] = True
+    batch.items[:, 6] = torch.arange(33, dtype=torch.int32) % 20
+    got = assert_terms(U, V, batch, Objective(1, tau=0.5))
+    assert set(got.items.rows.flatten().tolist()) <= set(batch.items.flatten().tolist())
+    assert not set(batch.shared.items[:, 5].tolist()) <= set(batch.items.flatten().tolist())
+
+
+@pytest.mark.parametrize(("lowest", "tau"), [(-1e38, 0.5), (-1e37, 0.05), (-1e36, 0.01)])
+def test_one_very_low_score_changes_nothing(lowest: float, tau: float) -> None:
+    """Its logit overflows float32."""
+    U, V, batch = random_shared_lists(3, 16, 5, 20, 1, 16, 0.0)
+    U[:], V[:] = 1, torch.linspace(0, 2, len(V))[:, None]
+    want = cpu.list_terms(U, V, batch._replace(shared=None), Objective(5, tau=tau, hinge=False))
+    V[batch.items[0, -1].long()] = lowest
+    got = cpu.list_terms(U, V, batch, Objective(5, tau=tau, hinge=False))
+    alone = cpu.list_terms(U, V, batch._replace(shared=None), Objective(5, tau=tau, hinge=False))
+    torch.testing.assert_close(got.losses["drm"], alone.losses["drm"])
+    assert (got.losses["drm"] - want.losses["drm"]).abs().max() < 1
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("replaced", [0.0, 0.3])
 @pytest.mark.parametrize("eta", [45, 90])
