@@ -31,7 +31,7 @@ def results_of(model: str, value: float, budget: int, seeds: int, name: str = "m
     settings = quality.draws(name, model, budget)
     base = {"set": name, "model": model}
     search = [
-        {**base, "on": "valid", "options": options, "seed": 0, "recall@50": number}
+        {**base, "on": "valid", "options": options, "seed": 0, **dict.fromkeys(quality.METRICS, number)}
         for number, options in enumerate(settings)
     ]
     finals = [
@@ -134,5 +134,9 @@ def test_report_does_not_wait_for_a_model_that_is_left_out(store: Callable[[Resu
 def test_report_ours_is_chosen_on_validation(store: Callable[[Results], None]) -> None:
     low, high = results_of("DRM L2", 0.3, 3, 5), results_of("DRM dot", 0.2, 3, 5)
     high[2]["recall@50"] = 10
+    low[2]["ndcg@10"] = 10
     store(low + high + others_of(0.25, 3, 5))
-    assert "| ml-100k | ndcg@10 | DRM dot | 0.2030 | EASE | 0.2510 |" in quality.report(3, 5)
+    by_recall, by_metric = quality.report(3, 5).split("chosen for each metric")
+    assert "| ml-100k | ndcg@10 | DRM dot | 0.2030 | EASE | 0.2510 |" in by_recall
+    assert "| ml-100k | ndcg@10 | DRM L2 | 0.3030 | EASE | 0.2510 |" in by_metric
+    assert "| ml-100k | recall@50 | DRM dot | 0.2030 | EASE | 0.2510 |" in by_metric
