@@ -1,4 +1,4 @@
-"""The DRM loss and its gradient for LANES lists at once, one list in each lane of the vector registers.
+"""The DRM loss and its gradient for WIDTH lists at once, one list in each lane of a few vector registers.
 
 Entry [i, t] of an array belongs to list t. The items of each list are sorted by descending score, so that the sums over
 pairs of `softsort` become running sums down the columns:
@@ -14,24 +14,22 @@ each, and about 30 n K + 20 n for the relaxed rows, of which 22 n K are for exp.
 does, takes 8 n^2.
 """
 
-from inspect import Parameter, Signature
 from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numpy.typing import NDArray
 
-from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
-from drm_triton.kernels.cpu.runtime.numba_private import nothing
-from drm_triton.kernels.cpu.runtime.simd import FUSED, LANES, VectorBuilder
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline
+from drm_triton.kernels.cpu.runtime.rows import row_operation
+from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.cpu.softsort import EXP_POLYNOMIAL, KEPT, LN2_HIGH, LN2_LOW, LOG2E, SMALLEST
 
 f32 = np.float32
 
 
 class Columns(NamedTuple):
-    """LANES lists of up to n items, and buffers for them. L is LANES."""
+    """WIDTH lists of up to n items, and buffers for them. L is WIDTH."""
 
     size: NDArray[np.float32]  # [L], number of items of each list
     s: NDArray[np.float32]  # [n, L] scores, -inf after the last item
@@ -49,106 +47,75 @@ class Columns(NamedTuple):
 
 @allocating
 def column_buffers(n, ranks):
-    """Allocate LANES lists of up to n items."""
-    rows = np.empty((6, n, LANES), np.float32)
+    """Allocate WIDTH lists of up to n items."""
+    rows = np.empty((6, n, WIDTH), np.float32)
     return Columns(
-        np.zeros(LANES, np.float32),
+        np.zeros(WIDTH, np.float32),
         rows[0],
-        np.empty((n, LANES), np.int32),
-        np.zeros((ranks, LANES), np.float32),
+        np.zeros((n, WIDTH), np.int32),
+        np.zeros((ranks, WIDTH), np.float32),
         rows[1],
-        np.empty((min(ranks, KEPT) + 1, n, LANES), np.float32),
-        np.zeros((ranks, LANES), np.float32),
+        np.empty((min(ranks, KEPT) + 1, n, WIDTH), np.float32),
+        np.zeros((ranks, WIDTH), np.float32),
         rows[2],
         rows[3],
         rows[4],
         rows[5],
-        np.zeros((3, LANES), np.float32),
+        np.zeros((3, WIDTH), np.float32),
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Operations on whole rows. Each is a loop over the first n rows; what it carries from row to row stays in registers.
+def exp(at, x):
+    """Return exp(x) for x <= 0, as `softsort.exp` does, and 0 for NaN."""
+    builder, integers = at.builder, at.integers
+    smallest = at.constant(SMALLEST)
+    y = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
+    k = builder.fptosi(at.fused(y, at.constant(LOG2E), at.constant(-0.5)), integers)
+    steps = builder.sitofp(k, at.vector)
+    r = at.fused(steps, at.constant(-LN2_LOW), at.fused(steps, at.constant(-LN2_HIGH), y))
+    p = at.constant(EXP_POLYNOMIAL[0])
+    for coefficient in EXP_POLYNOMIAL[1:]:
+        p = at.fused(p, r, at.constant(coefficient))
+    p = builder.fadd(at.fused(p, builder.fmul(r, r), r), at.constant(1))
+    bits = builder.shl(builder.add(k, ir.Constant(integers, [127] * at.lanes)), ir.Constant(integers, [23] * at.lanes))
+    value = builder.fmul(p, builder.bitcast(bits, at.vector))
+    return builder.select(builder.fcmp_ordered(">=", x, smallest), value, at.zero)
 
 
-class RowBuilder(VectorBuilder):
-    """Addresses arrays by row."""
+@row_operation("scores", "s", "order", "n")
+def copy_scores(at):
+    """Copy the first n rows of scores to s. Their items are at positions 0 .. n - 1 of the lists."""
+    integer = at.integers.element
 
-    def place(self, row):
-        """Offset of a row."""
-        return self.builder.mul(row, self.i64(self.lanes))
+    def step(i, carried):
+        at.write(at.read("scores", i), "s", i)
+        at.write(at.splat(at.builder.trunc(i, integer)), "order", i)
+        return []
 
-    def read(self, array, row, kind=None):
-        """Load a row."""
-        return self.load(array, self.place(row), kind or self.vector)
-
-    def write(self, vector, array, row):
-        """Store a row."""
-        self.store(vector, array, self.place(row))
-
-    def constant(self, value):
-        """Return a vector of equal constants."""
-        return ir.Constant(self.vector, [float(value)] * self.lanes)
-
-    def number(self, row):
-        """Return the number of a row as a float in each lane."""
-        return self.splat(self.builder.sitofp(row, self.element))
-
-    def fused(self, a, b, c):
-        """Return a * b + c."""
-        return self.builder.fadd(self.builder.fmul(a, b, flags=FUSED), c, flags=FUSED)
-
-    def exp(self, x):
-        """Return exp(x) for x <= 0, as `softsort.exp` does, and 0 for NaN."""
-        builder, integers = self.builder, ir.VectorType(ir.IntType(32), self.lanes)
-        smallest = self.constant(SMALLEST)
-        y = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
-        k = builder.fptosi(self.fused(y, self.constant(LOG2E), self.constant(-0.5)), integers)
-        steps = builder.sitofp(k, self.vector)
-        r = self.fused(steps, self.constant(-LN2_LOW), self.fused(steps, self.constant(-LN2_HIGH), y))
-        p = self.constant(EXP_POLYNOMIAL[0])
-        for coefficient in EXP_POLYNOMIAL[1:]:
-            p = self.fused(p, r, self.constant(coefficient))
-        p = builder.fadd(self.fused(p, builder.fmul(r, r), r), self.constant(1))
-        bits = builder.shl(
-            builder.add(k, ir.Constant(integers, [127] * self.lanes)), ir.Constant(integers, [23] * self.lanes)
-        )
-        value = builder.fmul(p, builder.bitcast(bits, self.vector))
-        return builder.select(builder.fcmp_ordered(">=", x, smallest), value, self.zero)
+    at.loop(at["n"], 1, [], step)
 
 
-def row_operation(*names: str):
-    """Define an operation on rows by a function of its RowBuilder; `names` are the arguments of the operation.
+@row_operation("size", "s", "order", "n", "row_end")
+def pad_columns(at):
+    """Fill the lanes from their last item to row n with the score -inf, and the position `end` of no positive."""
+    builder, size = at.builder, at.read("size", at.i64(0))
+    absent, end = at.constant("-inf"), at.splat(builder.trunc(at["row_end"], at.integers.element))
 
-    Arrays come first. The first number is `n`, the number of rows, or a row. Rows have names that begin with `row`, and
-    all numbers after them are float32.
-    """
-    integers = [name == "n" or name.startswith("row") for name in names]
-    arrays = integers.index(True)
-    numbers = [types.int64 if integer else types.float32 for integer in integers[arrays:]]
+    def step(i, carried):
+        exists = builder.fcmp_ordered("<", at.number(i), size)
+        at.write(builder.select(exists, at.read("s", i), absent), "s", i)
+        at.write(builder.select(exists, at.read("order", i, at.integers), end), "order", i)
+        return []
 
-    def define(body):
-        def operation(context, *arguments):
-            def build(context, builder, signature, args):
-                body(RowBuilder(context, builder, signature, args, names, ir.FloatType()))
-                return nothing(context)
-
-            return types.none(*arguments[:arrays], *numbers), build
-
-        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("context", *names)]
-        operation.__signature__ = Signature(parameters)  # Numba would pass all arguments as one tuple
-        return intrinsic(operation)
-
-    return define
+    at.loop(at["n"], 1, [], step)
 
 
 @row_operation("s", "order", "row_a", "row_b")
 def _exchange(at):
     """Swap rows a < b of s, and of order, in the lanes in which s_b > s_a."""
     builder, a, b = at.builder, at["row_a"], at["row_b"]
-    integers = ir.VectorType(ir.IntType(32), at.lanes)
     x, y = at.read("s", a), at.read("s", b)
-    i, j = at.read("order", a, integers), at.read("order", b, integers)
+    i, j = at.read("order", a, at.integers), at.read("order", b, at.integers)
     swap = builder.fcmp_ordered(">", y, x)
     at.write(builder.select(swap, y, x), "s", a)
     at.write(builder.select(swap, x, y), "s", b)
@@ -187,7 +154,7 @@ def _relaxed_row(at):
         rise, gap = builder.fsub(at.read("R", i), R_top), builder.fsub(at.read("s", i), top)
         exponent = builder.fmul(scale, at.fused(c, gap, builder.fadd(rise, rise)))
         exponent = builder.select(builder.fcmp_ordered(">", exponent, at.zero), at.zero, exponent)  # rounding
-        value = builder.select(builder.fcmp_ordered("<", at.number(i), size), at.exp(exponent), at.zero)
+        value = builder.select(builder.fcmp_ordered("<", at.number(i), size), exp(at, exponent), at.zero)
         at.write(value, "P", builder.add(first, i))
         return [builder.fadd(carried[0], value)]
 
@@ -209,12 +176,12 @@ def _add_row(at):
 @row_operation("q", "order", "of_lists", "n", "rho", "scale")
 def _residuals(at):
     """Replace Q by scale (Q - y); write ||y - Q||^2. Q is 0 for the positives of a list that are not among its rows."""
-    builder, integers = at.builder, ir.VectorType(ir.IntType(32), at.lanes)
+    builder = at.builder
     scale, rho, one = at.splat(at["scale"]), at.splat(at["rho"]), at.constant(1)
 
     def step(i, carried):
         square, absent = carried
-        position = builder.sitofp(at.read("order", i, integers), at.vector)
+        position = builder.sitofp(at.read("order", i, at.integers), at.vector)
         y = builder.select(builder.fcmp_ordered("<", position, rho), one, at.zero)
         residual = builder.fsub(at.read("q", i), y)
         at.write(builder.fmul(scale, residual), "q", i)
@@ -288,9 +255,6 @@ def _add_pairs_up(at):
     at.loop(at["n"], 1, start, step)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-
-
 @inline
 def sort_columns(s, order, n):
     """Sort the first n rows of each lane by descending score: Batcher's odd-even merge sort, for any n.
@@ -312,7 +276,7 @@ def sort_columns(s, order, n):
 
 @inline
 def drm_of_columns(columns, n, rho, lam, tau):
-    """Compute lam ||y - Q||^2 and its gradient for LANES lists of up to n items, at least one.
+    """Compute lam ||y - Q||^2 and its gradient for WIDTH lists of up to n items, at least one.
 
     `size`, `s`, `order` and `w` say what the lists are; they have `rho` positives each. ||y - Q||^2 is written to the
     first row of `of_lists`, and the gradient to `ds`, in the order of `order`.
@@ -325,7 +289,7 @@ def drm_of_columns(columns, n, rho, lam, tau):
     for rank in range(w.shape[0]):
         slot = min(rank, kept)
         _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
-        for t in range(LANES):
+        for t in range(WIDTH):
             factor[t] = w[rank, t] / totals[rank, t] if w[rank, t] != 0 else f32(0)
         _add_row(P, factor, q, n, slot)
     _residuals(q, order, of_lists, n, f32(rho), f32(2) * lam)
@@ -336,7 +300,7 @@ def drm_of_columns(columns, n, rho, lam, tau):
         if slot == kept:
             _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
         _mean(P, q, of_lists, n, slot)
-        for t in range(LANES):
+        for t in range(WIDTH):
             counts = w[rank, t] != 0
             of_lists[1, t] = of_lists[1, t] / totals[rank, t] if counts else f32(0)
             factor[t] = f32(w[rank, t] / tau) / totals[rank, t] if counts else f32(0)

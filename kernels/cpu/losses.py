@@ -67,19 +67,24 @@ def list_buffers(n, weights):
 
 
 @inline
+def score_item(u, v, l2):
+    """Return u . v, or -||u - v||^2 under l2."""
+    total = f32(0)
+    if l2:
+        for c in range(u.size):
+            total -= (u[c] - v[c]) * (u[c] - v[c])
+    else:
+        for c in range(u.size):
+            total += u[c] * v[c]
+    return total
+
+
+@inline
 def score_items(u, V, items, following, l2, s):
-    """Compute s_j = u . v_j, or -||u - v_j||^2 under l2; prefetch the rows of `following`, the next list's items."""
+    """Compute the scores of items; prefetch the rows of `following`, the next list's items."""
     for j in range(items.size):
         prefetch_row(V, following[j])
-        v = V[items[j]]
-        total = f32(0)
-        if l2:
-            for c in range(u.size):
-                total -= (u[c] - v[c]) * (u[c] - v[c])
-        else:
-            for c in range(u.size):
-                total += u[c] * v[c]
-        s[j] = total
+        s[j] = score_item(u, V[items[j]], l2)
 
 
 @inline

@@ -1,8 +1,8 @@
 """`list_terms`: what a training step on lists needs: losses, gradients of users, and sums of gradients of items.
 
-Lists with hinge or DRM that share negatives are processed in tiles. Of a tile, SCORED lists at a time are scored as a
-product of small matrices, and their scores are read while they are in the cache. DRM is computed for LANES lists at a
-time (`columns`). Each gradient is then used twice, for the user and for the sum of a shared negative:
+Lists with hinge or DRM that share negatives are processed in tiles. Of a tile, WIDTH lists at a time are scored as a
+product of small matrices, and their losses are computed together, one list in each lane of a few vector registers
+(`active_columns`, `columns`), while the scores are in the cache. Each gradient is then used twice, for the user and for the sum of a shared negative:
 
     user_grad_b += g_bj v_j        sum_j += g_bj u_b
 
@@ -23,39 +23,31 @@ from torch import Tensor
 
 from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
-from drm_triton.kernels.cpu.columns import Columns, column_buffers, drm_of_columns
+from drm_triton.kernels.cpu.active_columns import ActiveBuffers, Extremes, active_buffers, find_active, find_extremes
+from drm_triton.kernels.cpu.columns import Columns, column_buffers, copy_scores, drm_of_columns, pad_columns
 from drm_triton.kernels.cpu.gradients import list_gradients, loss_parameters
-from drm_triton.kernels.cpu.losses import (
-    NAN,
-    ListBuffers,
-    add_one,
-    average_precision_weights,
-    hinge_pair,
-    list_buffers,
-    score_items,
-)
+from drm_triton.kernels.cpu.losses import NAN, add_one, average_precision_weights, score_item
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.runtime.bits import BITS, find_true
+from drm_triton.kernels.cpu.runtime.exchange import ExchangeBuffers, exchange_buffers, exchange_rows, not_zero
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.simd import (
     ITEMS,
     LANES,
     ROWS,
-    VECTORS,
-    exchange_rows,
+    WIDTH,
     multiply,
     padded,
-    score_lists,
+    score_columns,
 )
-from drm_triton.kernels.cpu.softsort import active_positions, all_finite
+from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
 from drm_triton.names import LOSSES
 
 f32 = np.float32
 TILE = 256  # lists whose terms of one shared negative become one sum, at most
-SCORED = 64  # lists that are scored at once: their scores stay in the second-level cache
 LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
 SHARE_MIN = 16  # smallest group of lists that is processed in tiles: a tile stores a sum for each negative
 TASK = 1 << 20  # negatives whose terms a thread counts at least: fewer take less time than to start it
@@ -90,34 +82,63 @@ class TermOutputs(NamedTuple):
     vectors: NDArray[np.float32]  # [B + tiles * eta, d]: factors of the lists' users, then sums of shared negatives
 
 
-class DenseBuffers(NamedTuple):
-    """Buffers for short lists, whose items all have a gradient; `padded` sizes are multiples of what `multiply` needs.
-
-    They have no rows if lists are long.
-    """
-
-    rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives
-    vectors: NDArray[np.float32]  # [scored, padded d] factors of the users
-    g: NDArray[np.float32]  # [scored + ROWS, n] gradients to the scores, those of shared negatives after rho others
-    user_grad: NDArray[np.float32]  # [scored, padded d]
-    sums: NDArray[np.float32]  # [padded eta, padded d]
-
-
 class TermBuffers(NamedTuple):
-    """Buffers for the lists that are scored at once."""
+    """Buffers for up to WIDTH lists that are scored at once. Column t of an array belongs to list t of them."""
 
-    user_columns: NDArray[np.float32]  # [d, scored] factors of the users
-    scores: NDArray[np.float32]  # [scored, padded n], -inf in the padding
-    of_list: ListBuffers
-    columns: Columns  # the lists whose DRM is computed at once
-    hinge: NDArray[np.float32]  # [2, LANES], hinge loss and Phi of these lists
-    pair: NDArray[np.int64]  # [2, LANES], positions of the positive and the negative of the hinge
-    finite: NDArray[np.bool_]  # [scored], whether all scores of a list are
-    replaced: NDArray[np.int64]  # [eta], where one list has negatives in place of shared ones
-    slot: NDArray[np.int64]  # [eta], number of each of them among these
-    places: NDArray[np.int64]  # [n + 2], shared negatives of one list that have a gradient
-    g: NDArray[np.float32]  # [n + 2], these gradients
-    dense: DenseBuffers
+    user_columns: NDArray[np.float32]  # [d, WIDTH] factors of the users
+    scores: NDArray[np.float32]  # [padded n, WIDTH]; if lists are long, -inf in the padding
+    extremes: Extremes
+    hinge: NDArray[np.float32]  # [2, WIDTH], hinge loss and Phi
+    finite: NDArray[np.bool_]  # [WIDTH], whether there is such a list, and all its scores are
+    weights: NDArray[np.float32]  # [WIDTH], of the lists
+    replaced: NDArray[np.int64]  # [WIDTH * eta], where the lists have negatives in place of shared ones
+    own: NDArray[np.int64]  # [WIDTH + 1]; replaced[own[t] : own[t + 1]] belong to list t
+    columns: Columns  # what takes part in the relaxed top K
+    active: ActiveBuffers
+    hits: NDArray[np.float32]  # [n], for `average_precision_weights`
+    w: NDArray[np.float32]  # [K]
+    g: NDArray[np.float32]  # [rho + padded eta, WIDTH] gradients to the scores
+    totals: NDArray[np.float32]  # [WIDTH], their sums
+    users: NDArray[np.float32]  # [WIDTH, padded d] factors of the users
+    user_grad: NDArray[np.float32]  # [WIDTH, padded d]
+    rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives; only if lists are short
+    sums: NDArray[np.float32]  # [padded eta, padded d]; only if lists are short
+    exchange: ExchangeBuffers
+
+
+@allocating
+def term_buffers(n, eta, d, weights, short):
+    """Allocate the buffers for the lists that are scored at once."""
+    width, height, rho = padded(d, LANES), padded(eta, ROWS), n - eta
+    columns = column_buffers(n, weights.size)
+    for k in range(weights.size):
+        for t in range(WIDTH):
+            columns.w[k, t] = weights[k]
+    return TermBuffers(
+        np.zeros((d, WIDTH), np.float32),
+        np.zeros((padded(rho + padded(eta, ITEMS), BITS), WIDTH), np.float32),
+        Extremes(np.empty((4, WIDTH), np.float32), np.empty((2, WIDTH), np.int32)),
+        np.empty((2, WIDTH), np.float32),
+        np.empty(WIDTH, np.bool_),
+        np.zeros(WIDTH, np.float32),
+        np.empty(WIDTH * eta, np.int64),
+        np.empty(WIDTH + 1, np.int64),
+        columns,
+        active_buffers(weights.size),
+        np.empty(n, np.float32),
+        np.empty(weights.size, np.float32),
+        np.empty((rho + height, WIDTH), np.float32),
+        np.empty(WIDTH, np.float32),
+        np.zeros((WIDTH, width), np.float32),
+        np.empty((WIDTH, width), np.float32),
+        np.zeros((eta if short else 0, width), np.float32),
+        np.empty((height if short else 0, width), np.float32),
+        exchange_buffers(eta),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Scores
 
 
 @inline
@@ -126,7 +147,6 @@ def begin_tile(tile, inputs, groups, rho, out):
     _, start, stop = tile_bounds(tile, groups)
     eta, first = groups.items.shape[1], out.starts[tile]
     sums, shared = inputs.users.size + tile * eta, out.starts[tile + 1] - eta
-    out.vectors[sums : sums + eta] = f32(0)
     for j in range(eta):
         out.rows[shared + j], out.sources[shared + j] = UNUSED, sums + j
         out.coefficients[shared + j], out.totals[shared + j] = f32(1), f32(0)
@@ -139,142 +159,98 @@ def begin_tile(tile, inputs, groups, rho, out):
         for i in range(rho):
             prefetch_row(inputs.V, inputs.items[ahead, i])
             term = first + (b - start) * rho + i
-            out.rows[term], out.sources[term], out.coefficients[term] = inputs.items[b, i], b, f32(0)
+            out.rows[term], out.sources[term] = inputs.items[b, i], b
+
+
+@inline
+def find_replaced(begin, end, groups, positions, own):
+    """Write which negatives lists begin .. end - 1 have in place of shared ones.
+
+    positions[own[t] : own[t + 1]] are t * eta + j for the negatives j of list begin + t.
+    """
+    eta = groups.items.shape[1]
+    count, i = find_true(groups.replaced[begin:end].reshape(-1), positions), 0
+    for t in range(end - begin):
+        own[t] = i
+        while i < count and positions[i] < (t + 1) * eta:
+            i += 1
+    own[end - begin] = count
 
 
 @inline
 def score_block(begin, end, group, inputs, groups, rho, buffers, out):
-    """Compute the scores of lists begin .. end - 1 of one group."""
-    V, l2, n = inputs.V, inputs.l2, inputs.items.shape[1]
+    """Compute the scores of lists begin .. end - 1 of one group; prefetch the rows of the next group."""
+    V, l2, n, scores, items = inputs.V, inputs.l2, inputs.items.shape[1], buffers.scores, groups.items[group]
+    following = groups.items[min(group + 1, groups.items.shape[0] - 1)]
     for b in range(begin, end):
-        vector = out.vectors[b]
-        for c in range(vector.size):
-            buffers.user_columns[c, b - begin] = vector[c]
-    items, stride = groups.items[group], buffers.scores.shape[1]
-    score_lists(V, items, items, buffers.user_columns, l2, buffers.scores.reshape(-1)[rho:], stride)
-    for b in range(begin, end):
-        u, s, items = out.vectors[b], buffers.scores[b - begin], inputs.items[b]
-        score_items(u, V, items[:rho], items[:rho], l2, s[:rho])
-        for i in range(find_true(groups.replaced[b], buffers.replaced)):
-            j = rho + buffers.replaced[i]
-            score_items(u, V, items[j : j + 1], items[j : j + 1], l2, s[j : j + 1])
-        s[n:] = f32(-np.inf)
-
-
-@inline
-def pack_list(row, n, t, loss, buffers):
-    """Make a list lane t of `columns`: its active items, or none if a score is not finite; find the pair of its hinge.
-
-    This row of `scores` holds the scores of its n items, and -inf after them. Returns the number of active items.
-    """
-    columns, of_list, rho, size = buffers.columns, buffers.of_list, loss.rho, 0
-    s, finite = buffers.scores[row], buffers.finite[row]
-    buffers.hinge[0, t], buffers.hinge[1, t] = f32(0), f32(0)
-    if finite and loss.hinge:
-        gap, weight, buffers.pair[0, t], buffers.pair[1, t] = hinge_pair(s[:rho], s[rho:n], loss.margin, loss.phi)
-        buffers.hinge[0, t], buffers.hinge[1, t] = weight * gap, weight
-    if finite and loss.drm:
-        if loss.ap:
-            average_precision_weights(s[:n], rho, loss.weights, of_list.hits, of_list.w)
-        for k in range(of_list.w.size):
-            columns.w[k, t] = of_list.w[k]
-        if n < ACTIVE_MIN:
-            size = n
-            for j in range(n):
-                columns.s[j, t], columns.order[j, t] = s[j], j
-        else:
-            _, active = active_positions(s, n, of_list.w, loss.tau, of_list.sorting)
-            size = active.size
-            for i in range(size):
-                columns.s[i, t], columns.order[i, t] = s[active[i]], active[i]
-    columns.size[t] = size
-    return size
-
-
-@inline
-def pad_columns(rows, n, columns):
-    """Fill the lanes from their last item to row `rows` with entries that are no positives."""
-    for t in range(LANES):
-        for i in range(np.int64(columns.size[t]), rows):
-            columns.s[i, t], columns.order[i, t] = f32(-np.inf), n
-
-
-@inline
-def add_gradient(position, g, total, count, replaced, rho, positive, own, shared, buffers, out):
-    """Add the gradient to the score at a position of a list: to its term, or to those of shared negatives.
-
-    positive, own, shared : the first terms of the list's positives, of its own negatives, and of the shared ones
-    Returns the sum of the gradients and the number of those of shared negatives.
-    """
-    j = position - rho
-    if j < 0:
-        out.coefficients[positive + position] += g
-    elif replaced[j]:
-        out.coefficients[own + buffers.slot[j]] += g
-    else:
-        buffers.places[count], buffers.g[count] = j, g
-        out.totals[shared + j] += g
-        count += 1
-    return total + g, count
-
-
-@inline
-def keep_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out):
-    """Add the gradients of list b to its terms, to the user's gradient and to the tile's sums.
-
-    The list is this row of `scores`, and lane t of `columns`.
-    The terms of the list's positives begin at `positive`, those of its negatives in place of shared ones at `own`.
-    Returns the end of the latter.
-    """
-    columns, rho, weight = buffers.columns, loss.rho, inputs.weights[b]
-    items, replaced, user_grad = inputs.items[b], groups.replaced[b], out.user_grad[b]
-    eta, total, count = replaced.size, f32(0), 0
-    shared, n_own = out.starts[tile + 1] - eta, find_true(replaced, buffers.replaced)
-    for i in range(n_own):
-        j = buffers.replaced[i]
-        buffers.slot[j] = i
-        out.rows[own + i], out.sources[own + i], out.coefficients[own + i] = items[rho + j], b, f32(0)
-    if not buffers.finite[row]:  # one bad score makes the whole list NaN, so that it is noticed
-        for j in range(rho + eta):
-            total, count = add_gradient(j, NAN, total, count, replaced, rho, positive, own, shared, buffers, out)
-    for i in range(np.int64(columns.size[t])):
-        g = weight * columns.ds[i, t]
-        j = np.int64(columns.order[i, t])
-        total, count = add_gradient(j, g, total, count, replaced, rho, positive, own, shared, buffers, out)
-    if buffers.hinge[1, t] != 0:
-        g, i, j = weight * buffers.hinge[1, t], buffers.pair[0, t], rho + buffers.pair[1, t]
-        total, count = add_gradient(i, -g, total, count, replaced, rho, positive, own, shared, buffers, out)
-        total, count = add_gradient(j, g, total, count, replaced, rho, positive, own, shared, buffers, out)
-    user_grad[:] = f32(0)
-    for i in range(rho):
-        add_one(out.coefficients[positive + i], inputs.V[items[i]], user_grad)
-        out.totals[positive + i] = out.coefficients[positive + i]
-    for i in range(n_own):
-        add_one(out.coefficients[own + i], inputs.V[out.rows[own + i]], user_grad)
-        out.totals[own + i] = out.coefficients[own + i]
-        if out.coefficients[own + i] == 0:
-            out.rows[own + i] = UNUSED
-    if count > 0:
-        negatives, sums = groups.items[tile_bounds(tile, groups)[0]], inputs.users.size + tile * eta
-        for e in range(count):
-            out.rows[shared + buffers.places[e]] = negatives[buffers.places[e]]
-        exchange_rows(
-            inputs.V, negatives, out.vectors, sums, buffers.places, buffers.g, count, out.vectors, out.user_grad, b
-        )
-    if inputs.l2:
-        u = out.vectors[b]
+        u, user = out.vectors[b], buffers.users[b - begin]
         for c in range(u.size):
-            user_grad[c] = f32(2) * (user_grad[c] - total * u[c])
-    return own + n_own
+            buffers.user_columns[c, b - begin] = user[c] = u[c]
+    score_columns(V, items, following, buffers.user_columns, l2, scores[rho:].reshape(-1), WIDTH)
+    scores[n:] = f32(-np.inf)
+    for b in range(begin, end):
+        t, u, of_list = b - begin, out.vectors[b], inputs.items[b]
+        for i in range(rho):
+            scores[i, t] = score_item(u, V[of_list[i]], l2)
+        for i in range(buffers.own[t], buffers.own[t + 1]):
+            j = rho + buffers.replaced[i] - t * items.size
+            scores[j, t] = score_item(u, V[of_list[j]], l2)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Losses
 
 
 @inline
-def store_losses(b, t, row, inputs, loss, buffers, out):
-    """Store the losses of list b, in this row of `scores` and in lane t. One bad score makes them NaN."""
-    hinge, drm = buffers.hinge[0, t], buffers.columns.of_lists[0, t] if loss.drm else f32(0)
-    if not buffers.finite[row]:
+def find_hinge(begin, end, n, inputs, loss, buffers):
+    """Find hinge loss and Phi of lists begin .. end - 1, and whether all scores are finite. Returns whether all are."""
+    (values, positions), finite, every = buffers.extremes, buffers.finite, True
+    find_extremes(buffers.scores, values, positions, n, loss.rho, loss.margin)
+    finite[:] = False
+    for t in range(end - begin):
+        gap, phi = loss.margin - values[0, t] + values[1, t], f32(0)
+        finite[t] = values[3, t] < np.inf  # false for NaN too
+        if finite[t] and loss.hinge and gap > 0:
+            phi = loss.phi[np.int64(values[2, t])]
+        buffers.hinge[0, t], buffers.hinge[1, t] = phi * gap if phi > 0 else f32(0), phi
+        buffers.weights[t] = inputs.weights[begin + t]
+        every &= finite[t]
+    return every
+
+
+@inline
+def fill_columns(lists, n, short, loss, buffers):
+    """Write the items that take part in the relaxed top K to `columns`; return the number of its rows.
+
+    A list with a score that is not finite has none.
+    """
+    scores, columns, finite = buffers.scores, buffers.columns, buffers.finite
+    if loss.ap:
+        for t in range(lists):
+            average_precision_weights(scores[:n, t], loss.rho, loss.weights, buffers.hits, buffers.w)
+            for k in range(buffers.w.size):
+                columns.w[k, t] = buffers.w[k]
+    if not short:
+        return find_active(scores, n, finite, loss.tau, buffers.active, columns)
+    for t in range(WIDTH):
+        columns.size[t] = n if finite[t] else f32(0)
+    copy_scores(scores, columns.s, columns.order, n)
+    pad_columns(columns.size, columns.s, columns.order, n, n)
+    return n
+
+
+@inline
+def store_losses(b, t, loss, buffers, out):
+    """Store the losses of list b, number t of those that were scored. One bad score makes them NaN."""
+    drm = buffers.columns.of_lists[0, t] if loss.drm else f32(0)
+    hinge = buffers.hinge[0, t]
+    if not buffers.finite[t]:
         hinge, drm = NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0)
-    out.losses[0, b], out.losses[1, b] = inputs.weights[b] * hinge, inputs.weights[b] * drm
+    out.losses[0, b], out.losses[1, b] = buffers.weights[t] * hinge, buffers.weights[t] * drm
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Gradients
 
 
 @inline
@@ -290,131 +266,147 @@ def copy_rows(V, items, rows):
 
 
 @inline
-def keep_dense_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out):
-    """Like `keep_gradients`, for a list all of whose items are active.
-
-    Gradients to the scores of shared negatives are written to this row of `dense.g`; `add_products` does the rest.
-    """
-    columns, rho, weight, n = buffers.columns, loss.rho, inputs.weights[b], inputs.items.shape[1]
-    replaced, user_grad, g = groups.replaced[b], out.user_grad[b], buffers.dense.g[row]
-    shared, total = out.starts[tile + 1] - replaced.size, f32(0)
-    rows, totals, negatives = out.rows[shared:], out.totals[shared:], groups.items[tile_bounds(tile, groups)[0]]
-    for i in range(n):
-        g[columns.order[i, t]] = columns.ds[i, t]
-    g[buffers.pair[0, t]] -= buffers.hinge[1, t]
-    g[rho + buffers.pair[1, t]] += buffers.hinge[1, t]
-    for j in range(n):
-        g[j] *= weight
-        total += g[j]
-    user_grad[:] = f32(0)
-    for i in range(rho):
-        out.coefficients[positive + i] = out.totals[positive + i] = g[i]
-        add_one(g[i], inputs.V[inputs.items[b, i]], user_grad)
-    n_own = find_true(replaced, buffers.replaced)
-    for i in range(n_own):
-        j = rho + buffers.replaced[i]
-        out.rows[own + i], out.sources[own + i] = inputs.items[b, j], b
-        out.coefficients[own + i] = out.totals[own + i] = g[j]
-        add_one(g[j], inputs.V[inputs.items[b, j]], user_grad)
-        g[j] = f32(0)
-    for j in range(replaced.size):
-        totals[j] += g[rho + j]
-        rows[j] = rows[j] if replaced[j] else negatives[j]
-    if inputs.l2:
-        u = out.vectors[b]
-        for c in range(u.size):
-            user_grad[c] -= total * u[c]
-    return own + n_own
+def scatter_gradients(lists, n, loss, buffers):
+    """Write the gradients to the scores of the lists to `g`, 0 where there is none."""
+    columns, g, positions = buffers.columns, buffers.g, buffers.extremes.positions
+    g[:] = f32(0)
+    for t in range(lists):
+        weight = buffers.weights[t]
+        if not buffers.finite[t]:  # one bad score makes the whole list NaN, so that it is noticed
+            g[:n, t] = NAN
+            continue
+        if loss.drm:
+            for i in range(np.int64(columns.size[t])):
+                g[columns.order[i, t], t] = weight * columns.ds[i, t]
+        g[positions[0, t], t] -= weight * buffers.hinge[1, t]
+        g[positions[1, t], t] += weight * buffers.hinge[1, t]
 
 
 @inline
-def add_products(begin, end, tile, inputs, groups, rho, dense, out):
-    """Add the gradients of shared negatives in `dense.g` to those of the users, and to the tile's sums, as products."""
-    n, eta, lists = inputs.items.shape[1], groups.items.shape[1], end - begin
-    sums, g = inputs.users.size + tile * eta, dense.g.reshape(-1)[rho:]
-    factor = f32(2) if inputs.l2 else f32(1)
-    multiply(g, n, 1, dense.rows, eta, dense.user_grad)
-    for b in range(begin, end):
-        user_grad, product, vector = out.user_grad[b], dense.user_grad[b - begin], dense.vectors[b - begin]
-        for c in range(user_grad.size):
-            user_grad[c] = factor * (user_grad[c] + product[c])
-            vector[c] = out.vectors[b, c]
-    multiply(g, 1, n, dense.vectors, lists, dense.sums)
+def sum_lists(lists, n, buffers):
+    """Write the sum of the gradients of each list to `totals`."""
+    g, totals = buffers.g, buffers.totals
+    totals[:] = f32(0)
+    for j in range(n):
+        for t in range(lists):
+            totals[t] += g[j, t]
+
+
+@inline
+def take_own(begin, end, own, inputs, rho, buffers, out):
+    """Write the terms of the negatives that the lists have in place of shared ones, from `own` on; return their end.
+
+    Their gradients become 0 in `g`.
+    """
+    g, eta = buffers.g, inputs.items.shape[1] - rho
+    for t in range(end - begin):
+        for i in range(buffers.own[t], buffers.own[t + 1]):
+            j = rho + buffers.replaced[i] - t * eta
+            out.rows[own] = inputs.items[begin + t, j] if g[j, t] != 0 else UNUSED
+            out.coefficients[own] = out.totals[own] = g[j, t]
+            out.sources[own] = begin + t
+            g[j, t] = f32(0)
+            own += 1
+    return own
+
+
+@inline
+def add_products(lists, first, negatives, used, rho, sums, buffers, out):
+    """Compute the gradients of users and sums that come from shared negatives as products; `first` says for the sums
+    that there are none of former lists.
+    """
+    eta, of_shared = negatives.size, buffers.g[rho:].reshape(-1)
+    multiply(of_shared, 1, WIDTH, buffers.rows, eta, buffers.user_grad)
+    multiply(of_shared, WIDTH, 1, buffers.users, lists, buffers.sums)
     for j in range(eta):
-        total, product = out.vectors[sums + j], dense.sums[j]
+        total, product = out.vectors[sums + j], buffers.sums[j]
         for c in range(total.size):
-            total[c] += product[c]
+            total[c] = product[c] + (f32(0) if first else total[c])
+        if not_zero(of_shared, j * WIDTH) != 0:
+            used[j] = negatives[j]
+
+
+@inline
+def add_entries(first, negatives, used, rho, sums, inputs, buffers, out):
+    """Like `add_products`, but only with the gradients that are not 0."""
+    of_shared, users, user_grad = buffers.g[rho:].reshape(-1), buffers.users, buffers.user_grad
+    if first:
+        out.vectors[sums : sums + negatives.size] = f32(0)
+    user_grad[:] = f32(0)
+    exchange_rows(inputs.V, negatives, out.vectors, sums, of_shared, users, user_grad, used, buffers.exchange)
+
+
+@inline
+def finish_users(begin, end, own, positive, inputs, rho, buffers, out):
+    """Write the terms of positives, from `positive` on, and the gradients of the users.
+
+    own : the first of the terms that `take_own` has written
+    """
+    g, V = buffers.g, inputs.V
+    for b in range(begin, end):
+        t, user_grad = b - begin, out.user_grad[b]
+        for c in range(user_grad.size):
+            user_grad[c] = buffers.user_grad[t, c]
+        for i in range(rho):
+            out.coefficients[positive] = out.totals[positive] = g[i, t]
+            add_one(g[i, t], V[inputs.items[b, i]], user_grad)
+            positive += 1
+        for term in range(own, own + buffers.own[t + 1] - buffers.own[t]):
+            if out.rows[term] != UNUSED:
+                add_one(out.coefficients[term], V[out.rows[term]], user_grad)
+        own += buffers.own[t + 1] - buffers.own[t]
+        if inputs.l2:
+            for c in range(user_grad.size):
+                user_grad[c] = f32(2) * (user_grad[c] - buffers.totals[t] * buffers.users[t, c])
+
+
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @inline
 def tile_terms(tile, inputs, groups, loss, buffers, out):
     """Compute losses, users' gradients and terms of the lists of a tile."""
     group, start, stop = tile_bounds(tile, groups)
-    rho, n, columns, scored = loss.rho, inputs.items.shape[1], buffers.columns, buffers.scores.shape[0]
+    rho, n, eta = loss.rho, inputs.items.shape[1], groups.items.shape[1]
     if start == stop:
         return
     begin_tile(tile, inputs, groups, rho, out)
-    own = out.starts[tile] + (stop - start) * rho
-    short = buffers.dense.rows.shape[0] > 0 and copy_rows(inputs.V, groups.items[group], buffers.dense.rows)
-    for block in range(start, stop, scored):
-        block_end, dense = min(block + scored, stop), short
-        score_block(block, block_end, group, inputs, groups, rho, buffers, out)
-        for row in range(block_end - block):
-            buffers.finite[row] = all_finite(buffers.scores[row, :n])
-            dense &= buffers.finite[row]
-        for begin in range(block, block_end, LANES):
-            end, rows = min(begin + LANES, block_end), 0
-            columns.size[:] = f32(0)
-            for b in range(begin, end):
-                rows = max(rows, pack_list(b - block, n, b - begin, loss, buffers))
+    own, shared, sums = out.starts[tile] + (stop - start) * rho, out.starts[tile + 1] - eta, inputs.users.size + tile * eta
+    negatives, used, short = groups.items[group], out.rows[shared:], buffers.rows.shape[0] > 0
+    rows_finite = short and copy_rows(inputs.V, negatives, buffers.rows)
+    for begin in range(start, stop, WIDTH):
+        end = min(begin + WIDTH, stop)
+        find_replaced(begin, end, groups, buffers.replaced, buffers.own)
+        score_block(begin, end, group, inputs, groups, rho, buffers, out)
+        dense = find_hinge(begin, end, n, inputs, loss, buffers) and rows_finite
+        if loss.drm:
+            rows = fill_columns(end - begin, n, short, loss, buffers)
             if rows > 0:
-                pad_columns(rows, n, columns)
-                drm_of_columns(columns, rows, rho, loss.lam, loss.tau)
-            for b in range(begin, end):
-                t, row, positive = b - begin, b - block, out.starts[tile] + (b - start) * rho
-                store_losses(b, t, row, inputs, loss, buffers, out)
-                if dense:
-                    own = keep_dense_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out)
-                else:
-                    own = keep_gradients(b, t, row, own, positive, tile, inputs, groups, loss, buffers, out)
+                drm_of_columns(buffers.columns, rows, rho, loss.lam, loss.tau)
+        for b in range(begin, end):
+            store_losses(b, b - begin, loss, buffers, out)
+        scatter_gradients(end - begin, n, loss, buffers)
+        if inputs.l2:
+            sum_lists(end - begin, n, buffers)
+        own_end = take_own(begin, end, own, inputs, rho, buffers, out)
         if dense:
-            add_products(block, block_end, tile, inputs, groups, rho, buffers.dense, out)
-
-
-@allocating
-def term_buffers(n, eta, d, tile, weights, short):
-    """Allocate the buffers for the lists that are scored at once, at most `tile`."""
-    scored, width = padded(min(tile, SCORED), VECTORS * LANES), padded(d, LANES)
-    # An odd number of words: rows that are a power of two apart would share the same few sets of the cache.
-    row = BITS * ((n - eta + padded(eta, ITEMS) + BITS - 1) // BITS | 1)
-    dense = DenseBuffers(
-        np.zeros((eta if short else 0, width), np.float32),
-        np.zeros((scored if short else 0, width), np.float32),
-        np.zeros((scored + ROWS if short else 0, n), np.float32),
-        np.empty((scored if short else 0, width), np.float32),
-        np.empty((padded(eta, ROWS) if short else 0, width), np.float32),
-    )
-    return TermBuffers(
-        np.zeros((d, scored), np.float32),
-        np.empty((scored, row), np.float32),
-        list_buffers(row, weights),
-        column_buffers(n, weights.size),
-        np.zeros((2, LANES), np.float32),
-        np.zeros((2, LANES), np.int64),
-        np.empty(scored, np.bool_),
-        np.empty(eta, np.int64),
-        np.empty(eta, np.int64),
-        np.empty(n + 2, np.int64),
-        np.empty(n + 2, np.float32),
-        dense,
-    )
+            add_products(end - begin, begin == start, negatives, used, rho, sums, buffers, out)
+        else:
+            add_entries(begin == start, negatives, used, rho, sums, inputs, buffers, out)
+        if inputs.l2:
+            for j in range(eta):
+                for t in range(end - begin):
+                    out.totals[shared + j] += buffers.g[rho + j, t]
+        positive = out.starts[tile] + (begin - start) * rho
+        finish_users(begin, end, own, positive, inputs, rho, buffers, out)
+        own = own_end
 
 
 @kernel
 def terms_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute losses, users' gradients and terms of tiles start .. stop - 1."""
     n, eta, d = inputs.items.shape[1], groups.items.shape[1], inputs.U.shape[1]
-    buffers = term_buffers(n, eta, d, groups.tile, loss.weights, loss.drm and n < ACTIVE_MIN)
+    buffers = term_buffers(n, eta, d, loss.weights, loss.drm and n < ACTIVE_MIN)
     for tile in range(start, stop):
         tile_terms(tile, inputs, groups, loss, buffers, out)
 
@@ -422,20 +414,24 @@ def terms_of_tiles(start, stop, inputs, groups, loss, out):
 @kernel
 def count_terms(start, stop, inputs, groups, rho, counts):
     """Write to `counts` the number of terms of tiles start .. stop - 1, -1 for a tile with an invalid id."""
-    n_users, n_items, positions = inputs.U.shape[0], inputs.V.shape[0], np.empty(groups.items.shape[1], np.int64)
+    n_users, n_items, eta = inputs.U.shape[0], inputs.V.shape[0], groups.items.shape[1]
+    positions, own = np.empty(WIDTH * eta, np.int64), np.empty(WIDTH + 1, np.int64)
     for tile in range(start, stop):
         group, begin, end = tile_bounds(tile, groups)
-        counts[tile], valid = (end - begin) * rho + (positions.size if begin < end else 0), True
-        for j in range(positions.size):
+        counts[tile], valid = (end - begin) * rho + (eta if begin < end else 0), True
+        for j in range(eta):
             valid &= 0 <= groups.items[group, j] < n_items
-        for b in range(begin, end):
-            count = find_true(groups.replaced[b], positions)
-            counts[tile] += count
-            valid &= 0 <= inputs.users[b] < n_users
-            for i in range(rho):
-                valid &= 0 <= inputs.items[b, i] < n_items
-            for i in range(count):
-                valid &= 0 <= inputs.items[b, rho + positions[i]] < n_items
+        for block in range(begin, end, WIDTH):
+            block_end = min(block + WIDTH, end)
+            find_replaced(block, block_end, groups, positions, own)
+            counts[tile] += own[block_end - block]
+            for b in range(block, block_end):
+                valid &= 0 <= inputs.users[b] < n_users
+                for i in range(rho):
+                    valid &= 0 <= inputs.items[b, i] < n_items
+                t = b - block
+                for i in range(own[t], own[t + 1]):
+                    valid &= 0 <= inputs.items[b, rho + positions[i] - t * eta] < n_items
         if not valid:
             counts[tile] = -1
 

@@ -1,4 +1,4 @@
-"""Loops whose sums stay in vector registers: small matrix products, sums over rows, pairs or a range, ranks, extremes.
+"""Loops whose sums stay in vector registers: small matrix products, sums over pairs or a range, ranks, extremes.
 
 Numba compiles plain loops to code that stores these sums in each iteration, so they are built as LLVM IR. Arrays are
 padded to whole vectors. Float64, which is used for checks and not for speed, has half as many numbers in a vector.
@@ -16,6 +16,7 @@ LANES = 16 if AVX512 else 8  # float32 numbers in a vector register
 ROWS = 8  # rows of a register tile: each vector that is loaded takes part in this many multiply-adds
 # Items, in fours, and vectors of lists in a register tile of scores: loads do not limit its multiply-adds.
 ITEMS, VECTORS = (8 if AVX512 else 4), 2
+WIDTH = VECTORS * LANES  # lists whose scores such a tile computes
 AHEAD = 64  # items between the prefetch of a row and its use
 UNROLL = 4  # independent sums: a single one would wait for each addition to finish
 FUSED = ("contract",)
@@ -24,16 +25,16 @@ FUSED = ("contract",)
 class VectorBuilder:
     """Builds loads, stores and loops over vectors of one type: `element`, or that of the intrinsic's first array.
 
-    Arguments of the intrinsic are addressed by name; `names` lists them in order. Offsets are in elements.
+    Vectors fill a register unless `lanes` says how many numbers they have. Arguments of the intrinsic are addressed by name; `names` lists them in order. Offsets are in elements.
     """
 
-    def __init__(self, context, builder, signature, args, names, element=None) -> None:
+    def __init__(self, context, builder, signature, args, names, element=None, lanes=None) -> None:
         self.context, self.builder = context, builder
         self.args = dict(zip(names, args, strict=True))
         self.types = dict(zip(names, signature.args, strict=True))
         double = element is None and signature.args[0].dtype == types.float64
         self.i64, self.element = ir.IntType(64), element or (ir.DoubleType() if double else ir.FloatType())
-        self.lanes = LANES // 2 if double else LANES
+        self.lanes = lanes or (LANES // 2 if double else LANES)
         self.vector = ir.VectorType(self.element, self.lanes)
         self.zero = ir.Constant(self.vector, [0] * self.lanes)
 
@@ -131,11 +132,11 @@ def multiply(A, a_row, a_step, B, depth, C):
             _multiply_tile(A, i * a_row, a_row, a_step, B, j, width, depth, C, i * width + j)
 
 
-def _score_tile(l2: bool):
+def _score_tile(l2: bool, by_item: bool):
     """Return an intrinsic for the scores of ITEMS items and VECTORS vectors of lists.
 
     The items are items[first] .. , none after items[last]. Lists t .. are columns of `columns`, which has `width`, and
-    rows of `scores`, which have `stride` elements.
+    rows of `scores`, or its columns if `by_item`. The rows of `scores` have `stride` elements.
     """
 
     @intrinsic
@@ -170,6 +171,12 @@ def _score_tile(l2: bool):
             sums = at.loop(at["depth"], 1, ITEMS * VECTORS * [at.zero], step)
             for v in range(VECTORS):
                 of_items = sums[v::VECTORS]
+                if by_item:
+                    begin = builder.add(at["t"], at.i64(v * at.lanes))
+                    for i, of_item in enumerate(of_items):
+                        row = builder.mul(builder.add(at["first"], at.i64(i)), at["stride"])
+                        at.store(of_item, "scores", builder.add(row, begin))
+                    continue
                 for four in range(0, ITEMS, 4):
                     first = builder.add(at["first"], at.i64(four))
                     for i, of_list in enumerate(_transposed(at, of_items[four : four + 4])):
@@ -204,96 +211,41 @@ def _transposed(at, rows):
     return columns
 
 
-_dot_tile, _distance_tile = _score_tile(l2=False), _score_tile(l2=True)
+def _scores(by_item: bool):
+    """Return a function that computes all scores in tiles."""
+    dot_tile, distance_tile = _score_tile(False, by_item), _score_tile(True, by_item)
+
+    @inline
+    def score(V, items, following, columns, l2, scores, stride):
+        n, (d, lists) = items.size, columns.shape
+        ahead = min(AHEAD, n)
+        for j in range(0, n, ITEMS):
+            for p in range(j + ahead, min(j + ITEMS, n) + ahead):
+                prefetch_row(V, items[p] if p < n else following[p - n])
+            for t in range(0, lists, WIDTH):
+                if l2:
+                    distance_tile(V, items, j, n - 1, columns, t, lists, d, scores, stride)
+                else:
+                    dot_tile(V, items, j, n - 1, columns, t, lists, d, scores, stride)
+
+    return score
 
 
-@inline
-def score_lists(V, items, following, columns, l2, scores, stride):
-    """scores[t * stride + j] = u_t . v_j, or -||u_t - v_j||^2 under l2, for the rows v_j of V [*, d] in `items`.
-
-    The vectors u_t are the columns of `columns` [d, lists], lists a multiple of VECTORS * LANES. `scores` is flat, and
-    has space for as many lists and for the number of items rounded up to a multiple of ITEMS. The rows of `following`,
-    the next items to score, are prefetched.
-    """
-    n, (d, lists) = items.size, columns.shape
-    ahead = min(AHEAD, n)
-    for j in range(0, n, ITEMS):
-        for p in range(j + ahead, min(j + ITEMS, n) + ahead):
-            prefetch_row(V, items[p] if p < n else following[p - n])
-        for t in range(0, lists, VECTORS * LANES):
-            if l2:
-                _distance_tile(V, items, j, n - 1, columns, t, lists, d, scores, stride)
-            else:
-                _dot_tile(V, items, j, n - 1, columns, t, lists, d, scores, stride)
+# score_lists(V, items, following, columns, l2, scores, stride) computes
+#
+#     scores[t * stride + j] = u_t . v_j, or -||u_t - v_j||^2 under l2,
+#
+# for the rows v_j of V [*, d] in `items`. The vectors u_t are the columns of `columns` [d, lists], lists a multiple of
+# WIDTH. `scores` is flat, and has space for as many lists and for the number of items rounded up to a multiple of ITEMS.
+# The rows of `following`, the next items to score, are prefetched. score_columns does the same with
+# scores[j * stride + t].
+score_lists, score_columns = _scores(by_item=False), _scores(by_item=True)
 
 
 @inline
 def padded(size, multiple):
     """Round size up to a multiple."""
     return (size + multiple - 1) // multiple * multiple
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Sums of rows
-
-
-def _exchange_tile(vectors: int):
-    """Return an intrinsic for `vectors` vectors of the columns of `exchange_rows`, from column `c` on."""
-
-    @intrinsic
-    def tile(context, V, items, sums, first, places, g, n, u, total, row, d, c):
-        names = ("V", "items", "sums", "first", "places", "g", "n", "u", "total", "row", "d", "c")
-
-        def build(context, builder, signature, args):
-            at = VectorBuilder(context, builder, signature, args, names)
-            columns = [builder.add(at["c"], at.i64(v * at.lanes)) for v in range(vectors)]
-            own = [builder.add(builder.mul(at["row"], at["d"]), column) for column in columns]
-            vector = [at.load("u", place, at.vector) for place in own]
-
-            def step(e, totals):
-                place, factor = at.load("places", e, at.i64), at.splat(at.load("g", e))
-                item = builder.sext(at.load("items", place, ir.IntType(32)), at.i64)
-                of_item = builder.mul(item, at["d"])
-                of_sum = builder.mul(builder.add(at["first"], place), at["d"])
-                results = []
-                for column, x, total in zip(columns, vector, totals, strict=True):
-                    value = at.load("V", builder.add(of_item, column), at.vector)
-                    results.append(builder.fadd(total, builder.fmul(factor, value, flags=FUSED), flags=FUSED))
-                    position = builder.add(of_sum, column)
-                    term = builder.fmul(factor, x, flags=FUSED)
-                    at.store(builder.fadd(at.load("sums", position, at.vector), term, flags=FUSED), "sums", position)
-                return results
-
-            start = [at.load("total", place, at.vector) for place in own]
-            for place, result in zip(own, at.loop(at["n"], 1, start, step), strict=True):
-                at.store(result, "total", place)
-            return nothing(context)
-
-        i64 = types.int64
-        return types.none(V, items, sums, i64, places, g, i64, u, total, i64, i64, i64), build
-
-    return tile
-
-
-_exchange_four, _exchange_one = _exchange_tile(4), _exchange_tile(1)
-
-
-@inline
-def exchange_rows(V, items, sums, first, places, g, n, u, total, row):
-    """Add sum_e g_e v_e to total[row], and g_e u[row] to each row first + places[e] of `sums`, for e < n, at least one.
-
-    v_e is row items[places[e]] of V.
-    """
-    d = V.shape[1]
-    four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
-    for c in range(0, four, 4 * LANES):
-        _exchange_four(V, items, sums, first, places, g, n, u, total, row, d, c)
-    for c in range(four, one, LANES):
-        _exchange_one(V, items, sums, first, places, g, n, u, total, row, d, c)
-    for c in range(one, d):
-        for e in range(n):
-            total[row, c] += g[e] * V[items[places[e]], c]
-            sums[first + places[e], c] += g[e] * u[row, c]
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from torch import Tensor
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
+from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.kernels.cpu.terms import SCORED, SHARE_MIN, TILE
+from drm_triton.kernels.cpu.terms import SHARE_MIN, TILE
 from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListTerms, Objective
 from drm_triton.names import LOSSES, Score, Weight
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists, random_shared_lists
@@ -74,7 +75,7 @@ def test_results_are_those_of_the_reference(
     [
         (2 * TILE + 50, TILE + 10),  # two tiles in a group, and a short last group
         (TILE + 20, TILE + 10),  # a last group with an empty tile
-        (SCORED + 1, 2**40),  # a group larger than the batch, scored in two parts
+        (WIDTH + 1, 2**40),  # a group larger than the batch, scored in two parts
         (3 * SHARE_MIN, SHARE_MIN),
         (2 * SHARE_MIN, SHARE_MIN - 1),  # groups that are too small for tiles
     ],
