@@ -84,9 +84,9 @@ def check_tensor(
     if tensor.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InputError(f"{function}: {name} must be {allowed}, got {str(tensor.dtype).removeprefix('torch.')}")
-    matches = tensor.ndim == len(shape) and all(
-        want is None or want == size for want, size in zip(shape, tensor.shape, strict=True)
-    )
+    matches = tensor.ndim == len(shape)
+    for want, size in zip(shape, tensor.shape, strict=False):  # a training step checks forty tensors
+        matches = matches and (want is None or want == size)
     if not matches:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"{function}: {name} must have shape [{wanted}], got {list(tensor.shape)}")

@@ -36,7 +36,8 @@ from drm_triton.kernels.cpu.losses import (
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.runtime.simd import ITEMS, LANES, ROWS, VECTORS, multiply, padded, score_lists
+from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_lists
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, padded
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
 from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
@@ -182,7 +183,7 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
     eta, d = groups.items.shape[1], inputs.U.shape[1]
     buffers = list_buffers(inputs.items.shape[1], loss.weights)
     width, height = padded(d, LANES), padded(groups.tile, ROWS)
-    columns = padded(groups.tile, VECTORS * LANES)  # lists of a tile
+    columns = padded(groups.tile, WIDTH)  # lists of a tile
     tile_buffers = GradientBuffers(
         np.zeros((d, columns), np.float32),
         np.empty((columns, padded(eta, ITEMS)), np.float32),

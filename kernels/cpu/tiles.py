@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from drm_triton.kernels.checks import BOOL, INT32
 from drm_triton.kernels.cpu.runtime.arrays import view
+from drm_triton.kernels.cpu.runtime.bits import find_true
 from drm_triton.kernels.cpu.runtime.jit import inline
 from drm_triton.kernels.protocol import SharedNegatives
 
@@ -51,3 +52,18 @@ def tile_bounds(tile, groups):
     start = group * groups.size + tile % groups.tiles_per_group * groups.tile
     stop = min(start + groups.tile, (group + 1) * groups.size, groups.replaced.shape[0])
     return group, start, max(start, stop)
+
+
+@inline
+def find_replaced(begin, end, groups, positions, own):
+    """Write which negatives lists begin .. end - 1 have in place of shared ones.
+
+    positions[own[t] : own[t + 1]] are t * eta + j for the negatives j of list begin + t.
+    """
+    eta = groups.items.shape[1]
+    count, i = find_true(groups.replaced[begin:end].reshape(-1), positions), 0
+    for t in range(end - begin):
+        own[t] = i
+        while i < count and positions[i] < (t + 1) * eta:
+            i += 1
+    own[end - begin] = count

@@ -37,7 +37,8 @@ from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.bits import find_true
 from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
-from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, multiply, padded
+from drm_triton.kernels.cpu.runtime.products import multiply
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, padded
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
 from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding

@@ -1,7 +1,7 @@
 """The gradients of items and users from a matrix of gradients to scores that is mostly 0: two products at once.
 
-Entry g_jt belongs to item j and list t, which is one of WIDTH. The items are taken in the order of how many lists have a
-gradient to them. A processor then seldom mispredicts for how many lists it has to repeat the inner loop, in which the
+Entry g_jt belongs to item j and list t, which is one of WIDTH. The items are taken in the order of how many lists have
+a gradient to them. A processor then seldom mispredicts for how many lists it has to repeat the inner loop, in which the
 sum of an item stays in registers, and the gradients of the users in the first-level cache.
 """
 
@@ -53,7 +53,7 @@ def _exchange_tile(vectors: int):
     """
 
     @intrinsic
-    def tile(context, V, item, sums, row, d, g, start, word, users, user_grad, width, c):
+    def tile(context, V, item, sums, j, d, g, start, word, users, user_grad, width, c):
         names = ("V", "item", "sums", "row", "d", "g", "start", "word", "users", "user_grad", "width", "c")
 
         def build(context, builder, signature, args):
@@ -115,8 +115,8 @@ def sort_items(n, g, buffers):
 
 
 @inline
-def exchange_rows(V, items, sums, first, g, users, user_grad, used, buffers):
-    """Add g_jt v_j to row t of `user_grad`, and g_jt u_t to row first + j of `sums`, wherever g_jt is not 0.
+def exchange_rows(V, items, sums, g, users, user_grad, used, buffers):
+    """Add g_jt v_j to row t of `user_grad`, and g_jt u_t to row j of `sums`, wherever g_jt is not 0.
 
     g is flat, with WIDTH entries for each item. v_j is row items[j] of V, and u_t row t of `users`. V and `sums` have d
     columns, `users` and `user_grad` at least as many. used[j] becomes items[j] if any g_jt is not 0.
@@ -126,15 +126,15 @@ def exchange_rows(V, items, sums, first, g, users, user_grad, used, buffers):
     for i in range(n):
         j, ahead = buffers.order[i], buffers.order[min(i + ITEMS_AHEAD, n - 1)]
         prefetch_row(V, items[ahead])
-        prefetch_row(sums, first + ahead)
-        item, row, start, word = np.int64(items[j]), first + j, j * WIDTH, buffers.words[j]
+        prefetch_row(sums, ahead)
+        item, start, word = np.int64(items[j]), j * WIDTH, buffers.words[j]
         used[j] = items[j]
         for c in range(0, four, 4 * LANES):
-            _exchange_four(V, item, sums, row, d, g, start, word, users, user_grad, width, c)
+            _exchange_four(V, item, sums, j, d, g, start, word, users, user_grad, width, c)
         for c in range(four, one, LANES):
-            _exchange_one(V, item, sums, row, d, g, start, word, users, user_grad, width, c)
+            _exchange_one(V, item, sums, j, d, g, start, word, users, user_grad, width, c)
         for c in range(one, d):
             for t in range(WIDTH):
                 if (word >> t) & 1:
                     user_grad[t, c] += g[start + t] * V[item, c]
-                    sums[row, c] += g[start + t] * users[t, c]
+                    sums[j, c] += g[start + t] * users[t, c]

@@ -71,6 +71,10 @@ def _submit(task: Callable[[], None]) -> Future[None]:
 def run(tasks: Iterable[Callable[[], Any]]) -> None:
     """Run each task once, on all threads in use including the caller's; return when all are done."""
     tasks = list(tasks)
+    if min(n_threads(), len(tasks)) == 1:
+        for task in tasks:
+            task()
+        return
     waiting = iter(tasks)  # next() on a list iterator is atomic
 
     def work() -> None:

@@ -1,0 +1,341 @@
+"""The lists of a tile, WIDTH of them at a time: scores, losses, gradients of users, and sums of gradients of items.
+
+Column t of an array belongs to list t, from the scores, which leave the product of matrices in this form, to the
+gradients. The operations on columns are in `active_columns` and `columns`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drm_triton.kernels.cpu.active_columns import ActiveBuffers, Extremes, active_buffers, find_active, find_extremes
+from drm_triton.kernels.cpu.columns import Columns, column_buffers, copy_scores, drm_of_columns, pad_columns
+from drm_triton.kernels.cpu.losses import NAN, add_one, average_precision_weights, score_item
+from drm_triton.kernels.cpu.runtime.bits import BITS
+from drm_triton.kernels.cpu.runtime.exchange import ExchangeBuffers, exchange_buffers, exchange_rows, not_zero
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, prefetch_row
+from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_columns, transpose
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, padded
+from drm_triton.kernels.cpu.softsort import all_finite
+from drm_triton.kernels.cpu.tiles import find_replaced, tile_bounds
+
+f32 = np.float32
+LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
+UNUSED = -1  # row of a term of an item that has no gradient
+
+
+class TermBuffers(NamedTuple):
+    """Buffers for up to WIDTH lists that are scored at once. Column t of an array belongs to list t of them."""
+
+    user_columns: NDArray[np.float32]  # [d, WIDTH] factors of the users
+    scores: NDArray[np.float32]  # [padded n, WIDTH]; if lists are long, -inf in the padding
+    extremes: Extremes
+    hinge: NDArray[np.float32]  # [2, WIDTH], hinge loss and Phi
+    finite: NDArray[np.bool_]  # [WIDTH], whether there is such a list, and all its scores are
+    weights: NDArray[np.float32]  # [WIDTH], of the lists
+    replaced: NDArray[np.int64]  # [WIDTH * eta], where the lists have negatives in place of shared ones
+    own: NDArray[np.int64]  # [WIDTH + 1]; replaced[own[t] : own[t + 1]] belong to list t
+    columns: Columns  # what takes part in the relaxed top K
+    active: ActiveBuffers
+    hits: NDArray[np.float32]  # [n], for `average_precision_weights`
+    w: NDArray[np.float32]  # [K]
+    g: NDArray[np.float32]  # [rho + padded eta, WIDTH] gradients to the scores
+    totals: NDArray[np.float32]  # [WIDTH], their sums
+    users: NDArray[np.float32]  # [WIDTH, padded d] factors of the users
+    user_grad: NDArray[np.float32]  # [WIDTH, padded d]
+    rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives; only if lists are short
+    sums: NDArray[np.float32]  # [padded eta, padded d]; only if lists are short
+    exchange: ExchangeBuffers
+
+
+@allocating
+def term_buffers(n, eta, d, weights, short):
+    """Allocate the buffers for the lists that are scored at once."""
+    width, height, rho = padded(d, LANES), padded(eta, ROWS), n - eta
+    columns = column_buffers(n, weights.size)
+    for k in range(weights.size):
+        for t in range(WIDTH):
+            columns.w[k, t] = weights[k]
+    return TermBuffers(
+        np.zeros((d, WIDTH), np.float32),
+        np.zeros((padded(rho + padded(eta, ITEMS), BITS), WIDTH), np.float32),
+        Extremes(np.empty((4, WIDTH), np.float32), np.empty((2, WIDTH), np.int32)),
+        np.empty((2, WIDTH), np.float32),
+        np.empty(WIDTH, np.bool_),
+        np.zeros(WIDTH, np.float32),
+        np.empty(WIDTH * eta, np.int64),
+        np.empty(WIDTH + 1, np.int64),
+        columns,
+        active_buffers(weights.size),
+        np.empty(n, np.float32),
+        np.empty(weights.size, np.float32),
+        np.empty((rho + height, WIDTH), np.float32),
+        np.empty(WIDTH, np.float32),
+        np.zeros((WIDTH, width), np.float32),
+        np.empty((WIDTH, width), np.float32),
+        np.zeros((eta if short else 0, width), np.float32),
+        np.empty((height if short else 0, width), np.float32),
+        exchange_buffers(eta),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Scores
+
+
+@inline
+def begin_tile(tile, inputs, groups, rho, out):
+    """Prepare the terms of a tile, and copy the users' factors."""
+    _, start, stop = tile_bounds(tile, groups)
+    eta, first = groups.items.shape[1], out.starts[tile]
+    sums, shared = inputs.users.size + tile * eta, out.starts[tile + 1] - eta
+    for j in range(eta):
+        out.rows[shared + j], out.sources[shared + j] = UNUSED, sums + j
+        out.coefficients[shared + j], out.totals[shared + j] = f32(1), f32(0)
+    last = inputs.users.size - 1
+    for b in range(start, stop):
+        u, vector, ahead = inputs.U[inputs.users[b]], out.vectors[b], min(b + LISTS_AHEAD, last)
+        prefetch_row(inputs.U, inputs.users[ahead])
+        for c in range(u.size):
+            vector[c] = u[c]
+        for i in range(rho):
+            prefetch_row(inputs.V, inputs.items[ahead, i])
+            term = first + (b - start) * rho + i
+            out.rows[term], out.sources[term] = inputs.items[b, i], b
+
+
+@inline
+def score_block(begin, end, group, inputs, groups, rho, buffers, out):
+    """Compute the scores of lists begin .. end - 1 of one group; prefetch the rows of the next group."""
+    V, l2, n, scores, items = inputs.V, inputs.l2, inputs.items.shape[1], buffers.scores, groups.items[group]
+    following = groups.items[min(group + 1, groups.items.shape[0] - 1)]
+    for b in range(begin, end):
+        u, user = out.vectors[b], buffers.users[b - begin]
+        for c in range(u.size):
+            user[c] = u[c]
+    transpose(buffers.users, buffers.user_columns)
+    score_columns(V, items, following, buffers.user_columns, l2, scores[rho:].reshape(-1), WIDTH)
+    scores[n:] = f32(-np.inf)
+    for b in range(begin, end):
+        t, u, of_list = b - begin, out.vectors[b], inputs.items[b]
+        for i in range(rho):
+            scores[i, t] = score_item(u, V[of_list[i]], l2)
+        for i in range(buffers.own[t], buffers.own[t + 1]):
+            j = rho + buffers.replaced[i] - t * items.size
+            scores[j, t] = score_item(u, V[of_list[j]], l2)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Losses
+
+
+@inline
+def find_hinge(begin, end, n, inputs, loss, buffers):
+    """Find hinge loss and Phi of lists begin .. end - 1, and whether all scores are finite. Returns whether all are."""
+    (values, positions), finite, every = buffers.extremes, buffers.finite, True
+    find_extremes(buffers.scores, values, positions, n, loss.rho, loss.margin)
+    finite[:] = False
+    for t in range(end - begin):
+        gap, phi = loss.margin - values[0, t] + values[1, t], f32(0)
+        finite[t] = values[3, t] < np.inf  # false for NaN too
+        if finite[t] and loss.hinge and gap > 0:
+            phi = loss.phi[np.int64(values[2, t])]
+        buffers.hinge[0, t], buffers.hinge[1, t] = phi * gap if phi > 0 else f32(0), phi
+        buffers.weights[t] = inputs.weights[begin + t]
+        every &= finite[t]
+    return every
+
+
+@inline
+def fill_columns(lists, n, short, loss, buffers):
+    """Write the items that take part in the relaxed top K to `columns`; return the number of its rows.
+
+    A list with a score that is not finite has none.
+    """
+    scores, columns, finite = buffers.scores, buffers.columns, buffers.finite
+    if loss.ap:
+        for t in range(lists):
+            average_precision_weights(scores[:n, t], loss.rho, loss.weights, buffers.hits, buffers.w)
+            for k in range(buffers.w.size):
+                columns.w[k, t] = buffers.w[k]
+    if not short:
+        return find_active(scores, n, finite, loss.tau, buffers.active, columns)
+    for t in range(WIDTH):
+        columns.size[t] = n if finite[t] else f32(0)
+    copy_scores(scores, columns.s, columns.order, n)
+    pad_columns(columns.size, columns.s, columns.order, n, n)
+    return n
+
+
+@inline
+def store_losses(begin, end, loss, buffers, out):
+    """Store the losses of the lists. One bad score makes them NaN."""
+    for t in range(end - begin):
+        drm = buffers.columns.of_lists[0, t] if loss.drm else f32(0)
+        hinge = buffers.hinge[0, t]
+        if not buffers.finite[t]:
+            hinge, drm = NAN if loss.hinge else f32(0), NAN if loss.drm else f32(0)
+        out.losses[0, begin + t], out.losses[1, begin + t] = buffers.weights[t] * hinge, buffers.weights[t] * drm
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Gradients
+
+
+@inline
+def copy_rows(V, items, rows):
+    """Copy the rows of the shared negatives; return whether all are finite."""
+    finite = True
+    for j in range(items.size):
+        row, v = rows[j], V[items[j]]
+        for c in range(v.size):
+            row[c] = v[c]
+        finite &= all_finite(v)
+    return finite
+
+
+@inline
+def scatter_gradients(lists, n, loss, buffers):
+    """Write the gradients to the scores of the lists to `g`, 0 where there is none."""
+    columns, g, positions = buffers.columns, buffers.g, buffers.extremes.positions
+    g[:] = f32(0)
+    for t in range(lists):
+        weight = buffers.weights[t]
+        if not buffers.finite[t]:  # one bad score makes the whole list NaN, so that it is noticed
+            g[:n, t] = NAN
+            continue
+        if loss.drm:
+            for i in range(np.int64(columns.size[t])):
+                g[columns.order[i, t], t] = weight * columns.ds[i, t]
+        g[positions[0, t], t] -= weight * buffers.hinge[1, t]
+        g[positions[1, t], t] += weight * buffers.hinge[1, t]
+
+
+@inline
+def sum_lists(lists, n, buffers):
+    """Write the sum of the gradients of each list to `totals`."""
+    g, totals = buffers.g, buffers.totals
+    totals[:] = f32(0)
+    for j in range(n):
+        for t in range(lists):
+            totals[t] += g[j, t]
+
+
+@inline
+def sum_items(lists, rho, totals, buffers):
+    """Add the sum of the gradients of each shared negative to `totals`."""
+    for j in range(totals.size):
+        for t in range(lists):
+            totals[j] += buffers.g[rho + j, t]
+
+
+@inline
+def take_own(begin, end, own, inputs, rho, buffers, out):
+    """Write the terms of the negatives that the lists have in place of shared ones, from `own` on; return their end.
+
+    Their gradients become 0 in `g`.
+    """
+    g, eta = buffers.g, inputs.items.shape[1] - rho
+    for t in range(end - begin):
+        for i in range(buffers.own[t], buffers.own[t + 1]):
+            j = rho + buffers.replaced[i] - t * eta
+            out.rows[own] = inputs.items[begin + t, j] if g[j, t] != 0 else UNUSED
+            out.coefficients[own] = out.totals[own] = g[j, t]
+            out.sources[own] = begin + t
+            g[j, t] = f32(0)
+            own += 1
+    return own
+
+
+@inline
+def add_products(lists, first, negatives, rho, sums, used, buffers):
+    """Compute the gradients of users, and `sums` of the gradients of shared negatives, as products.
+
+    If these lists are the `first` ones of the tile, there are no sums before. used[j] becomes negatives[j] if any list
+    has a gradient to it.
+    """
+    eta, of_shared = negatives.size, buffers.g[rho:].reshape(-1)
+    multiply(of_shared, 1, WIDTH, buffers.rows, eta, buffers.user_grad)
+    multiply(of_shared, WIDTH, 1, buffers.users, lists, buffers.sums)
+    for j in range(eta):
+        total, product = sums[j], buffers.sums[j]
+        for c in range(total.size):
+            total[c] = product[c] + (f32(0) if first else total[c])
+        if not_zero(of_shared, j * WIDTH) != 0:
+            used[j] = negatives[j]
+
+
+@inline
+def add_entries(first, negatives, rho, V, sums, used, buffers):
+    """Like `add_products`, with only the gradients that are not 0."""
+    if first:
+        sums[:] = f32(0)
+    buffers.user_grad[:] = f32(0)
+    of_shared, users, user_grad = buffers.g[rho:].reshape(-1), buffers.users, buffers.user_grad
+    exchange_rows(V, negatives, sums, of_shared, users, user_grad, used, buffers.exchange)
+
+
+@inline
+def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
+    """Write the terms of positives, from `positive` on, and the gradients of the users.
+
+    own : the first of the terms that `take_own` has written
+    """
+    g, V = buffers.g, inputs.V
+    for b in range(begin, end):
+        t, user_grad = b - begin, out.user_grad[b]
+        for c in range(user_grad.size):
+            user_grad[c] = buffers.user_grad[t, c]
+        for i in range(rho):
+            out.coefficients[positive] = out.totals[positive] = g[i, t]
+            add_one(g[i, t], V[inputs.items[b, i]], user_grad)
+            positive += 1
+        for term in range(own, own + buffers.own[t + 1] - buffers.own[t]):
+            if out.rows[term] != UNUSED:
+                add_one(out.coefficients[term], V[out.rows[term]], user_grad)
+        own += buffers.own[t + 1] - buffers.own[t]
+        if inputs.l2:
+            for c in range(user_grad.size):
+                user_grad[c] = f32(2) * (user_grad[c] - buffers.totals[t] * buffers.users[t, c])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@inline
+def tile_terms(tile, inputs, groups, loss, buffers, out):
+    """Compute losses, users' gradients and terms of the lists of a tile."""
+    group, start, stop = tile_bounds(tile, groups)
+    rho, n, eta, lists_of_batch = loss.rho, inputs.items.shape[1], groups.items.shape[1], inputs.users.size
+    if start == stop:
+        return
+    begin_tile(tile, inputs, groups, rho, out)
+    positive, own, shared = out.starts[tile], out.starts[tile] + (stop - start) * rho, out.starts[tile + 1] - eta
+    negatives, used, totals = groups.items[group], out.rows[shared:], out.totals[shared:]
+    sums = out.vectors[lists_of_batch + tile * eta :][:eta]
+    short = buffers.rows.shape[0] > 0
+    rows_finite = short and copy_rows(inputs.V, negatives, buffers.rows)
+    for begin in range(start, stop, WIDTH):
+        end = min(begin + WIDTH, stop)
+        lists, first = end - begin, begin == start
+        find_replaced(begin, end, groups, buffers.replaced, buffers.own)
+        score_block(begin, end, group, inputs, groups, rho, buffers, out)
+        finite = find_hinge(begin, end, n, inputs, loss, buffers)
+        if loss.drm:
+            rows = fill_columns(lists, n, short, loss, buffers)
+            if rows > 0:
+                drm_of_columns(buffers.columns, rows, rho, loss.lam, loss.tau)
+        store_losses(begin, end, loss, buffers, out)
+        scatter_gradients(lists, n, loss, buffers)
+        if inputs.l2:
+            sum_lists(lists, n, buffers)
+        own_end = take_own(begin, end, own, inputs, rho, buffers, out)
+        if inputs.l2:
+            sum_items(lists, rho, totals, buffers)
+        if finite and rows_finite:
+            add_products(lists, first, negatives, rho, sums, used, buffers)
+        else:
+            add_entries(first, negatives, rho, inputs.V, sums, used, buffers)
+        finish_users(begin, end, positive, own, inputs, rho, buffers, out)
+        positive, own = positive + lists * rho, own_end
