@@ -312,7 +312,7 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
         return
     begin_tile(tile, inputs, groups, rho, out)
     positive, own, shared = out.starts[tile], out.starts[tile] + (stop - start) * rho, out.starts[tile + 1] - eta
-    negatives, used, totals = groups.items[group], out.rows[shared:], out.totals[shared:]
+    negatives, used, totals = groups.items[group], out.rows[shared:][:eta], out.totals[shared:][:eta]
     sums = out.vectors[lists_of_batch + tile * eta :][:eta]
     short = buffers.rows.shape[0] > 0
     rows_finite = short and copy_rows(inputs.V, negatives, buffers.rows)
