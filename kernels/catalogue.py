@@ -31,8 +31,7 @@ from drm_triton.kernels.protocol import NOTHING_TO_TRAIN_ON, CatalogueBatch, Cat
 from drm_triton.names import Score
 
 BLOCK_SCORES = 1 << 25  # scores held at once: 128 MB in float32
-# Users of a product that one CPU thread computes; blocks have a multiple of them. Products with 64 are not faster.
-USERS_PER_TASK = 32
+USERS_PER_TASK = 32  # blocks have a multiple of as many users, which the CPU kernel processes at once
 
 
 def user_blocks(n_users: int, n_items: int) -> list[slice]:

@@ -24,7 +24,7 @@ from drm_triton.kernels.cpu.active import AIM, SAMPLE, SAMPLE_MIN
 from drm_triton.kernels.cpu.columns import pad_columns
 from drm_triton.kernels.cpu.runtime.bits import BITS, trailing_zeros
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
-from drm_triton.kernels.cpu.runtime.rows import RowBuilder, row_operation
+from drm_triton.kernels.cpu.runtime.rows import RowBuilder, any_above, insert_row, lane_mask, row_operation
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.protocol import FLOAT32_MARGIN
 
@@ -118,20 +118,6 @@ def _find_largest(at):
     at.write(at.loop(at["n"], 1, [at.read("s", at.i64(0))], step)[0], "kth", at.i64(0))
 
 
-@row_operation("s", "largest", "n", "row")
-def _insert(at):
-    """Insert a row into the n largest so far, which descend; the last of them goes."""
-    builder = at.builder
-
-    def step(k, carried):
-        score, other = carried[0], at.read("largest", k)
-        above = builder.fcmp_ordered(">", score, other)
-        at.write(builder.select(above, score, other), "largest", k)
-        return [builder.select(above, other, score)]
-
-    at.loop(at["n"], 1, [at.read("s", at["row"])], step)
-
-
 @row_operation("s", "theta", "kth", "sums", "n")
 def _sum_excess(at):
     """Write sum_j (s_j - theta) over the first n rows with theta < s_j < s_K, their number, and that of s_j >= s_K."""
@@ -150,23 +136,6 @@ def _sum_excess(at):
 
     for row, value in enumerate(at.loop(at["n"], 1, 3 * [at.zero], step)):
         at.write(value, "sums", at.i64(row))
-
-
-def lane_mask(at, vector):
-    """Return the bits of a vector of booleans as an integer."""
-    return at.builder.bitcast(vector, ir.IntType(at.lanes))
-
-
-@intrinsic
-def _any_above(context, s, row, limit, row_limit):
-    """Return whether a row of s is above a row of `limit` in any lane."""
-
-    def build(context, builder, signature, args):
-        at = RowBuilder(context, builder, signature, args, ("s", "row", "limit", "row_limit"))
-        above = builder.fcmp_ordered(">", at.read("s", at["row"]), at.read("limit", at["row_limit"]))
-        return builder.icmp_unsigned("!=", lane_mask(at, above), ir.Constant(ir.IntType(at.lanes), 0))
-
-    return types.boolean(s, types.int64, limit, types.int64), build
 
 
 @row_operation("s", "theta", "masks", "row")
@@ -213,8 +182,8 @@ def find_kth(s, n, buffers):
         return
     largest[:] = f32(-np.inf)
     for row in range(n):
-        if _any_above(s, row, largest, last):
-            _insert(s, largest, last + 1, row)
+        if any_above(s, row, largest, last):
+            insert_row(s, largest, last + 1, row)
     for t in range(WIDTH):
         kth[t] = largest[last, t]
 

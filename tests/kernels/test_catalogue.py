@@ -178,7 +178,7 @@ def test_a_step_uses_the_memory_of_the_last_one_again() -> None:
     _kept.clear()  # of other tests
     first = cpu.catalogue_gradients(U, V, batch, objective())
     sizes = [block.size for block in _kept]
-    assert 4 * len(batch.users) * len(V) in sizes
+    assert max(sizes, default=0) >= 4 * len(batch.users) * len(V)
     second = cpu.catalogue_gradients(U, V, batch, objective())
     assert [block.size for block in _kept] == sizes
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))

@@ -13,8 +13,8 @@ ITEMS, VECTORS = (8 if AVX512 else 4), WIDTH // LANES
 AHEAD = 64  # items between the prefetch of a row and its use
 
 
-def _multiply_tile(vectors: int):
-    """Return an intrinsic for ROWS rows and `vectors` vectors of columns of a product.
+def _multiply_tile(vectors: int, add: bool):
+    """Return an intrinsic for ROWS rows and `vectors` vectors of columns of a product, which may be added to C.
 
     Row i of A begins at a_start + i * a_row, with a_step between its elements; the columns of B and C begin at
     b_start and c_start, with `width` elements in a row.
@@ -41,10 +41,10 @@ def _multiply_tile(vectors: int):
                         totals.append(builder.fadd(total, builder.fmul(a, b, flags=FUSED), flags=FUSED))
                 return totals
 
-            totals = at.loop(at["depth"], 1, ROWS * vectors * [at.zero], step)
-            for i in range(ROWS):
-                for v, place in enumerate(places(at["c_start"], at.i64(i))):
-                    at.store(totals[i * vectors + v], "C", place)
+            of_C = [place for i in range(ROWS) for place in places(at["c_start"], at.i64(i))]
+            starts = [at.load("C", place, at.vector) if add else at.zero for place in of_C]
+            for place, total in zip(of_C, at.loop(at["depth"], 1, starts, step), strict=True):
+                at.store(total, "C", place)
             return nothing(context)
 
         i64 = types.int64
@@ -53,23 +53,30 @@ def _multiply_tile(vectors: int):
     return tile
 
 
-_multiply_wide, _multiply_one = _multiply_tile(WIDE), _multiply_tile(1)
+def _product(add: bool):
+    """Return a function that computes a product in tiles."""
+    wide_tile, tile = _multiply_tile(WIDE, add), _multiply_tile(1, add)
+
+    @inline
+    def product(A, a_row, a_step, B, depth, C):
+        height, width = C.shape
+        wide = width // (WIDE * LANES) * (WIDE * LANES)
+        for i in range(0, height, ROWS):
+            for j in range(0, wide, WIDE * LANES):
+                wide_tile(A, i * a_row, a_row, a_step, B, j, width, depth, C, i * width + j)
+            for j in range(wide, width, LANES):
+                tile(A, i * a_row, a_row, a_step, B, j, width, depth, C, i * width + j)
+
+    return product
 
 
-@inline
-def multiply(A, a_row, a_step, B, depth, C):
-    """C[i, j] = sum_k A_ik B[k, j] over k < depth, at least one, with A_ik at position i * a_row + k * a_step of A.
-
-    C has a multiple of ROWS rows. B and C have the same number of columns, a multiple of LANES. All are float32 and
-    C-contiguous.
-    """
-    height, width = C.shape
-    wide = width // (WIDE * LANES) * (WIDE * LANES)
-    for i in range(0, height, ROWS):
-        for j in range(0, wide, WIDE * LANES):
-            _multiply_wide(A, i * a_row, a_row, a_step, B, j, width, depth, C, i * width + j)
-        for j in range(wide, width, LANES):
-            _multiply_one(A, i * a_row, a_row, a_step, B, j, width, depth, C, i * width + j)
+# multiply(A, a_row, a_step, B, depth, C) computes
+#
+#     C[i, j] = sum_k A_ik B[k, j] over k < depth, at least one,
+#
+# with A_ik at position i * a_row + k * a_step of A. C has a multiple of ROWS rows. B and C have the same number of
+# columns, a multiple of LANES. All are C-contiguous. multiply_add adds the product to C.
+multiply, multiply_add = _product(add=False), _product(add=True)
 
 
 def _score_tile(l2: bool, by_item: bool):

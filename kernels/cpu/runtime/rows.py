@@ -79,3 +79,34 @@ def row_operation(*names: str):
         return intrinsic(operation)
 
     return define
+
+
+def lane_mask(at, vector):
+    """Return the bits of a vector of booleans as an integer."""
+    return at.builder.bitcast(vector, ir.IntType(at.lanes))
+
+
+@intrinsic
+def any_above(context, s, row, limit, row_limit):
+    """Return whether a row of s is above a row of `limit` in any lane."""
+
+    def build(context, builder, signature, args):
+        at = RowBuilder(context, builder, signature, args, ("s", "row", "limit", "row_limit"))
+        above = builder.fcmp_ordered(">", at.read("s", at["row"]), at.read("limit", at["row_limit"]))
+        return builder.icmp_unsigned("!=", lane_mask(at, above), ir.Constant(ir.IntType(at.lanes), 0))
+
+    return types.boolean(s, types.int64, limit, types.int64), build
+
+
+@row_operation("s", "largest", "n", "row")
+def insert_row(at):
+    """Insert a row into the n largest so far, which descend; the last of them goes."""
+    builder = at.builder
+
+    def step(k, carried):
+        score, other = carried[0], at.read("largest", k)
+        above = builder.fcmp_ordered(">", score, other)
+        at.write(builder.select(above, score, other), "largest", k)
+        return [builder.select(above, other, score)]
+
+    at.loop(at["n"], 1, [at.read("s", at["row"])], step)
