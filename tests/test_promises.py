@@ -116,38 +116,41 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
         blocks.append(block)
         return tuple(np.random.Generator(np.random.Philox(int(block))).integers(2**32, size=4, dtype=np.uint64))
 
-    for name in ("below", "search", "draw_negatives"):
+    for name in ("below", "search", "word_of", "draw_below"):
         monkeypatch.setattr(sampling, name, getattr(sampling, name).py_func)
     monkeypatch.setattr(sampling, "philox", philox)
     none = np.empty(0, np.int64)
-    plan_arrays = sampling.PlanArrays(
-        np.uint64(0),
-        np.uint64(0),
-        True,
-        none,
-        none,
-        np.empty(0, np.int32),
-        none,
-        np.empty(0, np.int32),
-        n_items,
-        3,
-        share,
-    )
     for row in (almost, few):
         counted, negatives = CountedRow(row), np.empty(eta, np.int32)
-        buffers = sampling.NegativeBuffers(
-            np.empty(eta + 3, np.int64), np.empty(eta + 3, np.int64), np.empty(eta, np.int32),
-            np.empty(512, np.int32), np.empty(eta, np.int32),
-        )  # fmt: skip
+        plan_arrays = sampling.PlanArrays(
+            np.uint64(0),
+            np.uint64(0),
+            True,
+            np.array([0, row.size]),
+            np.array([0]),
+            counted,  # type: ignore[arg-type]
+            none,
+            np.empty(0, np.int32),
+            n_items,
+            3,
+            share,
+        )
+        block, buffers = sampling.sampling_buffers.py_func(eta)
+        block.user[0] = block.number[0] = 0
         blocks.clear()
         if share == 1:
-            sampling.draw_negatives(plan_arrays, 0, counted, 0, buffers, negatives)
+            sampling.draw_negatives.py_func(plan_arrays, 0, counted, buffers, negatives)
         else:
             sampling.draw_shared.py_func(plan_arrays, 0, buffers)
-            replaced = np.empty(eta, np.bool_)
-            sampling.take_shared.py_func(plan_arrays, 0, counted, buffers, negatives, replaced)
+            count = sampling.find_shared.py_func(counted, 0, buffers, 0)
+            items, replaced = np.empty((1, 3 + eta), np.int32), np.zeros((1, eta), np.bool_)
+            items[0, 3:] = buffers.shared
+            sampling.replace_shared.py_func(plan_arrays, block, buffers, count, items, replaced)
+            negatives = items[0, 3:]
+            assert replaced.sum() == count
         assert not np.isin(negatives, row).any()
-        assert len(blocks) <= (1 if share == 1 else 2) * 12  # four numbers each, one per negative: none is rejected
+        # Four numbers each, one per negative: none is rejected. A shared draw that is replaced costs one more block.
+        assert len(blocks) <= 12 + (eta if share > 1 else 0)
         assert counted.reads <= (1 if share == 1 else 2) * eta * (row.size.bit_length() + 1)
 
 

@@ -118,7 +118,7 @@ def draw_visit(user, row, visits, buffers):
         outputs[j] = row[j]
     count = row.size
     draws = buffers.draws[: visits.ratio * row.size if row.size < visits.n_items else 0]
-    draw_negatives(visits, u64(user), row, 0, buffers, draws)
+    draw_negatives(visits, u64(user), row, buffers, draws)
     for j in range(draws.size):
         if times[draws[j]] == 0:
             outputs[count] = draws[j]

@@ -2,8 +2,9 @@
 
 Cost of a list at rho = 3, eta = 45: 12 Philox blocks, 4 permutations of 16 hashes, and 45 binary searches in the user's
 items. It reads those items and writes n ids. Lists that share negatives draw the blocks once per group. Each list then
-finds out which shared draws are items of its user: it looks up the user's items in a hash table of the draws, or
-searches for the draws if the user has very many items.
+finds out which shared draws are items of its user: it looks up the user's items in a bitmap of the draws, without a
+branch, and the few that it has in a hash table. If the user has very many items, it searches for the draws instead. A
+draw that is replaced costs a Philox block and a binary search.
 """
 
 from typing import NamedTuple
@@ -13,22 +14,25 @@ import torch
 from numpy.typing import NDArray
 
 from drm_triton.kernels.checks import INT64, check_sample, check_sample_users
+from drm_triton.kernels.cpu.permutation import PermutationBuffers, first_permutations, permutation_buffers, permute
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import empty, view
-from drm_triton.kernels.cpu.runtime.bits import leading_zeros
-from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel
+from drm_triton.kernels.cpu.runtime.jit import CACHE_LINE, allocating, inline, kernel, prefetch
 from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
-from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
+from drm_triton.kernels.streams import NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
 
 # Every operand is uint64: Numba turns uint64 with a signed integer into float64.
 u64 = np.uint64
-MASK32, S13, S16, S32 = u64(0xFFFFFFFF), u64(13), u64(16), u64(32)
+MASK32, S16, S32 = u64(0xFFFFFFFF), u64(16), u64(32)
 MULTIPLY0, MULTIPLY1, WEYL0, WEYL1 = u64(0xD2511F53), u64(0xCD9E8D57), u64(0x9E3779B9), u64(0xBB67AE85)
-MIX0, MIX1 = u64(0x85EBCA6B), u64(0xC2B2AE35)
-ZERO, ONE = u64(0), u64(1)
+ZERO, ONE, S6, LAST_BIT = u64(0), u64(1), u64(6), u64(63)
 SEARCH_BLOCK = 64  # lists whose users are searched together
+AHEAD = 128  # items of each user that are prefetched, whether the user has them or not: a branch would cost more
+FILTER_BITS = 1 << 15  # bits of the bitmap of shared draws, at least: 4 KB, which stay in the cache
+FILTER_LOAD = 64  # bits of it for each draw, at least
 TABLE_LOAD = 8  # entries of the hash table of shared draws, for each draw
 SEARCH_ABOVE = 16  # times eta: shared draws are searched for in the items of a user who has more than this
+REPLACED_TOGETHER = 64  # draws, at least, that are replaced together
 
 
 class PlanArrays(NamedTuple):
@@ -62,23 +66,32 @@ class ListBlockBuffers(NamedTuple):
 
     number: NDArray[np.uint64]  # of a list in its epoch
     ident: NDArray[np.uint64]  # what keys the permutation of the user's items
-    image: NDArray[np.uint64]  # argument of a permutation, then its value
-    size: NDArray[np.uint64]  # of the permuted range
-    h: NDArray[np.uint64]  # log2 of the columns of the Feistel grid
-    grid_rows: NDArray[np.uint64]
     user: NDArray[np.int64]
-    offset: NDArray[np.int64]  # position of the list among those of its user
-    keys: NDArray[np.uint64]  # [4, lists]; flat as long as the number of lists is open
+    offset: NDArray[np.int64]  # position of the list among those of its user, then of a positive among the user's items
+    permutation: PermutationBuffers
+
+
+class Replacements(NamedTuple):
+    """Shared draws to replace. In each list, they are items of its user. All arrays: [eta + 1 + REPLACED_TOGETHER]."""
+
+    owner: NDArray[np.int64]  # list in its block
+    place: NDArray[np.int64]  # of the draw among the shared ones
+    number: NDArray[np.uint64]  # of the list in its epoch
+    begin: NDArray[np.int64]  # where the items of its user are
+    size: NDArray[np.int64]  # items of its user, of which the binary search goes through ever fewer
 
 
 class NegativeBuffers(NamedTuple):
-    """Buffers for the negatives of one list, and the draws of its group."""
+    """Buffers for the negatives of one list, the draws of its group, and those of them to replace in some lists."""
 
-    rank: NDArray[np.int64]  # [eta + 3] ranks among the items that the user does not have
-    low: NDArray[np.int64]  # [eta + 3] positions in the user's items
+    rank: NDArray[np.int64]  # [eta + 3 + REPLACED_TOGETHER] ranks among the items that the user does not have
+    low: NDArray[np.int64]  # [eta + 3 + REPLACED_TOGETHER] positions in the user's items
     shared: NDArray[np.int32]  # [eta] draws of the group
+    drawn: NDArray[np.uint64]  # bitmap: the bits of the draws, by their low bits; a power of two
     table_heads: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
     following: NDArray[np.int32]  # [eta] the draw before this one in the table with the same low bits, or -1
+    candidates: NDArray[np.uint64]  # [SEARCH_ABOVE * eta + 1] items whose bit is set
+    replacements: Replacements
 
 
 @inline
@@ -101,53 +114,14 @@ def philox(seed, word1, ident, block):
 @inline
 def below(word, size):
     """Map a uniform word to 0 .. size - 1. The product fits because size < 2^32."""
-    return (word * size) >> S32
+    return (word * (size & MASK32)) >> S32  # the mask tells LLVM that a 32-bit multiplication will do
 
 
 @inline
-def mix(x, key):
-    """Hash 32-bit x under a 32-bit key."""
-    x = (x ^ key) & MASK32
-    x = ((x ^ (x >> S16)) * MIX0) & MASK32
-    x = ((x ^ (x >> S13)) * MIX1) & MASK32
-    return x ^ (x >> S16)
-
-
-@inline
-def feistel_round(image, h, rows, key0, key1):
-    """Apply one round of the Feistel network on a grid of 2^h columns and `rows` rows."""
-    last_column = (ONE << h) - ONE
-    column, row = image & last_column, image >> h
-    column = (column + below(mix(row, key0), last_column + ONE)) & last_column
-    row = row + below(mix(column, key1), rows)
-    row = min(row, row - rows)  # modulo rows: an unsigned number below 0 is the larger one
-    return (row << h) | column
-
-
-@inline
-def permute(buffers):
-    """Replace image[b] by its image under the permutation of 0 .. size[b] - 1 with keys[:, b]."""
-    image, size, keys, h, rows = buffers.image, buffers.size, buffers.keys, buffers.h, buffers.grid_rows
-    lists = image.size
-    for b in range(lists):
-        h[b] = (u64(64) - leading_zeros(size[b] - ONE)) >> ONE
-        rows[b] = (size[b] + (ONE << h[b]) - ONE) >> h[b]
-    for i in range(FEISTEL_ROUNDS):
-        key0, key1, step = keys[2 * (i % 2)], keys[2 * (i % 2) + 1], u64(i)
-        for b in range(lists):  # the inner loop, so that it runs in vector registers
-            image[b] = feistel_round(image[b], h[b], rows[b], key0[b] + step, key1[b] + step)
-    for b in range(lists):  # the few images that are not below size are permuted again
-        while image[b] >= size[b]:
-            for i in range(FEISTEL_ROUNDS):
-                even, step = 2 * (i % 2), u64(i)
-                image[b] = feistel_round(image[b], h[b], rows[b], keys[even, b] + step, keys[even + 1, b] + step)
-
-
-@inline
-def draw_users(plan, buffers):
+def draw_users(plan, block):
     """Fill `user` with the users of the lists in `number`, and `offset` with the position among the user's lists."""
-    number, image, size, keys = buffers.number, buffers.image, buffers.size, buffers.keys
-    user, offset, first_list = buffers.user, buffers.offset, plan.first_list
+    number, user, offset, first_list = block.number, block.user, block.offset, plan.first_list
+    image, size, keys = block.permutation.image, block.permutation.size, block.permutation.keys
     lists = number.size
     if not plan.proportional:
         for b in range(lists):
@@ -159,7 +133,7 @@ def draw_users(plan, buffers):
     for b in range(lists):
         image[b], size[b], user[b] = number[b], u64(first_list[-1]), 0
         keys[0, b], keys[1, b], keys[2, b], keys[3, b] = order
-    permute(buffers)
+    permute(block.permutation)
     # Find the last user whose first list is not above the slot. All lists take each step of the binary search together:
     # their loads overlap, and there is no branch to mispredict.
     length = first_list.size - 1
@@ -173,21 +147,39 @@ def draw_users(plan, buffers):
 
 
 @inline
-def draw_positives(plan, buffers, positives):
+def prefetch_items(plan, users):
+    """Prefetch the first items of some users."""
+    for b in range(users.size):
+        begin = plan.begin[users[b]]
+        for p in range(begin, begin + AHEAD, CACHE_LINE):
+            prefetch(plan.indices, p)
+
+
+@inline
+def places_of(plan, user):
+    """Return where in `indices` the items of a user are."""
+    return slice(plan.begin[user], plan.begin[user] + plan.indptr[user + 1] - plan.indptr[user])
+
+
+@inline
+def draw_positives(plan, block, positives):
     """Fill positives [lists, rho] with the next rho items of each user, under the permutation that `ident` keys."""
-    user, offset, image, size, keys = buffers.user, buffers.offset, buffers.image, buffers.size, buffers.keys
-    lists, rho, indptr, begin = user.size, positives.shape[1], plan.indptr, plan.begin
-    for b in range(lists):
-        keys[0, b], keys[1, b], keys[2, b], keys[3, b] = philox(
-            plan.seed, plan.epoch4 + u64(POSITIVES), buffers.ident[b], ZERO
-        )
-        size[b] = indptr[user[b] + 1] - indptr[user[b]]
+    ident, user, offset, rho = block.ident, block.user, block.offset, positives.shape[1]
+    image, size, keys = block.permutation.image, block.permutation.size, block.permutation.keys
+    seed, word1 = plan.seed, plan.epoch4 + u64(POSITIVES)
+    for b in range(user.size):  # a loop of its own, so that it runs in vector registers
+        keys[0, b], keys[1, b], keys[2, b], keys[3, b] = philox(seed, word1, ident[b], ZERO)
+    for b in range(user.size):
+        size[b] = plan.indptr[user[b] + 1] - plan.indptr[user[b]]
+        offset[b] *= rho  # below size: a user has ceil(size / rho) lists
     for t in range(rho):
-        for b in range(lists):
-            image[b] = u64(offset[b] * rho + t) % size[b]
-        permute(buffers)
-        for b in range(lists):
-            positives[b, t] = plan.indices[begin[user[b]] + np.int64(image[b])]
+        for b in range(user.size):
+            image[b] = offset[b]
+            following = offset[b] + 1
+            offset[b] = following if following < np.int64(size[b]) else 0
+        permute(block.permutation)
+        for b in range(user.size):
+            positives[b, t] = plan.indices[plan.begin[user[b]] + np.int64(image[b])]
 
 
 @inline
@@ -210,61 +202,133 @@ def search(row, target, slope, low, count):
 
 
 @inline
-def draw_negatives(plan, number, row, first_draw, buffers, negatives):
-    """Fill `negatives` with draws number first_draw .. of a list: uniform items outside `row`, the user's items."""
-    rank, others = buffers.rank, u64(plan.n_items - row.size)
-    skipped = first_draw % 4
-    for block in range((skipped + negatives.size + 3) // 4):
-        word1 = plan.epoch4 + u64(NEGATIVES)
-        w0, w1, w2, w3 = philox(plan.seed, word1, number, u64(first_draw // 4 + block))
-        rank[4 * block] = below(w0, others)
-        rank[4 * block + 1] = below(w1, others)
-        rank[4 * block + 2] = below(w2, others)
-        rank[4 * block + 3] = below(w3, others)
-    rank = rank[skipped:]
+def draw_below(plan, number, first_block, size, count, draws):
+    """Fill draws[j], j < count and up to three more, with numbers below `size` of the negatives of list `number`."""
+    seed, word1 = plan.seed, plan.epoch4 + u64(NEGATIVES)
+    for block in range((count + 3) // 4):
+        w0, w1, w2, w3 = philox(seed, word1, number, u64(first_block + block))
+        draws[4 * block] = below(w0, size)
+        draws[4 * block + 1] = below(w1, size)
+        draws[4 * block + 2] = below(w2, size)
+        draws[4 * block + 3] = below(w3, size)
+
+
+@inline
+def draw_negatives(plan, number, row, buffers, negatives):
+    """Fill `negatives` with the draws of a list: uniform items outside `row`, the user's items."""
+    rank, low = buffers.rank, buffers.low
+    draw_below(plan, number, 0, u64(plan.n_items - row.size), negatives.size, rank)
     # The rank-th item that is not a positive is rank + the number of positives at or before it. Positive number p has
     # row[p] - p other items below it.
-    search(row, rank, 1, buffers.low, negatives.size)
+    search(row, rank, 1, low, negatives.size)
     for j in range(negatives.size):
-        negatives[j] = rank[j] + buffers.low[j]
+        negatives[j] = rank[j] + low[j]
 
 
 @inline
 def draw_shared(plan, group, buffers):
-    """Fill `shared` with the draws of a group, uniform items, and enter each in the hash table by its low bits."""
-    shared, table_heads = buffers.shared, buffers.table_heads
+    """Fill `shared` with the draws of a group, uniform items, and enter each in the bitmap and in the hash table."""
+    shared, item, drawn, table_heads = buffers.shared, buffers.rank, buffers.drawn, buffers.table_heads
+    draw_below(plan, group, SHARED_BLOCK, u64(plan.n_items), shared.size, item)
+    drawn[:] = 0
     table_heads[:] = -1
-    for j in range(0, shared.size, 4):
-        words = philox(plan.seed, plan.epoch4 + u64(NEGATIVES), group, u64(SHARED_BLOCK + j // 4))
-        for i in range(min(4, shared.size - j)):
-            item = np.int64(below(words[i], u64(plan.n_items)))
-            slot = item & (table_heads.size - 1)
-            shared[j + i], buffers.following[j + i], table_heads[slot] = item, table_heads[slot], j + i
+    for j in range(shared.size):
+        shared[j] = item[j]
+        drawn[word_of(drawn, u64(item[j]))] |= ONE << (u64(item[j]) & LAST_BIT)
+        slot = item[j] & (table_heads.size - 1)
+        buffers.following[j], table_heads[slot] = table_heads[slot], j
 
 
 @inline
-def take_shared(plan, number, row, buffers, negatives, replaced):
-    """Fill `negatives` with the shared draws, replacing those in `row`, the user's items, by draws of this list."""
-    shared, low = buffers.shared, buffers.low
-    eta = shared.size
-    replaced[:] = False
-    if row.size > SEARCH_ABOVE * eta:
-        draw_negatives(plan, number, row, 0, buffers, negatives)
-        search(row, shared, 0, low, eta)
-        for j in range(eta):
-            replaced[j] = low[j] > 0 and row[low[j] - 1] == shared[j]
-            if not replaced[j]:
-                negatives[j] = shared[j]
-        return
-    for j in range(eta):
-        negatives[j] = shared[j]
-    for p in range(row.size):
-        j = buffers.table_heads[row[p] & (buffers.table_heads.size - 1)]
+def word_of(drawn, item):
+    """Return which word of the bitmap has the bit of an item, which is the bit that the lowest bits of the item say."""
+    return (item >> S6) & u64(drawn.size - 1)
+
+
+@inline
+def find_shared(row, b, buffers, count):
+    """Append the shared draws that are in `row`, the items of the user of list b, to those to replace.
+
+    There are `count` of these so far. Returns how many there are now.
+    """
+    shared, low, drawn, candidates = buffers.shared, buffers.low, buffers.drawn, buffers.candidates
+    owner, place = buffers.replacements.owner, buffers.replacements.place
+    if row.size > SEARCH_ABOVE * shared.size:
+        search(row, shared, 0, low, shared.size)
+        for j in range(shared.size):
+            owner[count], place[count] = b, j
+            count += low[j] > 0 and row[low[j] - 1] == shared[j]
+        return count
+    found = ZERO
+    for p in range(row.size):  # each is written, and the next one overwrites it unless its bit is set: no branch
+        item = u64(row[p])
+        candidates[found] = item
+        found += (drawn[word_of(drawn, item)] >> (item & LAST_BIT)) & ONE
+    for i in range(found):
+        item = np.int64(candidates[i])
+        j = buffers.table_heads[item & (buffers.table_heads.size - 1)]
         while j >= 0:
-            if shared[j] == row[p]:
-                replaced[j] = True
-                draw_negatives(plan, number, row, j, buffers, negatives[j : j + 1])
+            owner[count], place[count] = b, j
+            count += shared[j] == item
             j = buffers.following[j]
+    return count
+
+
+@inline
+def replace_shared(plan, block, buffers, count, items, replaced):
+    """Replace draw place[k] of list owner[k], k < count, by a draw of this list for its user, and say so.
+
+    The lists are rows of `items` and `replaced`. The searches take each step together, as in `search`.
+    """
+    rank, low, (owner, place, number, begin, size) = buffers.rank, buffers.low, buffers.replacements
+    seed, word1, most = plan.seed, plan.epoch4 + u64(NEGATIVES), np.int64(0)
+    for k in range(count):
+        user = block.user[owner[k]]
+        number[k], begin[k], size[k] = (
+            block.number[owner[k]],
+            plan.begin[user],
+            plan.indptr[user + 1] - plan.indptr[user],
+        )
+        low[k], most = 0, max(most, size[k])
+    for k in range(count):  # a loop of its own, so that it runs in vector registers
+        w0, w1, w2, w3 = philox(seed, word1, number[k], u64(place[k] >> 2))
+        even, odd = w2 if place[k] & 2 else w0, w3 if place[k] & 2 else w1
+        rank[k] = below(odd if place[k] & 1 else even, u64(plan.n_items - size[k]))
+    while most > 0:
+        for k in range(count):
+            half = (size[k] + 1) >> 1
+            p = max(low[k] + half - 1, 0)  # at the end of a search, half is 0
+            above = (rank[k] - (np.int64(plan.indices[begin[k] + p]) - p)) >> 63
+            low[k] += half & ~above
+            size[k] -= half
+        most -= (most + 1) >> 1
+    for k in range(count):
+        items[owner[k], plan.rho + place[k]] = rank[k] + low[k]
+        replaced[owner[k], place[k]] = True
+
+
+@inline
+def copy(source, target):
+    """Copy an array. An assignment would allocate memory in case the two overlap."""
+    for j in range(source.size):
+        target[j] = source[j]
+
+
+@inline
+def take_shared(plan, block, buffers, batch, items, replaced):
+    """Give lists, rows of `items` and `replaced`, the draws of their groups. Draws that the user has are replaced."""
+    shared, count, group = buffers.shared, np.int64(0), np.int64(-1)
+    for b in range(block.user.size):
+        if np.int64(block.number[b]) // plan.share != group:
+            group = np.int64(block.number[b]) // plan.share
+            draw_shared(plan, u64(group), buffers)
+            copy(shared, batch.shared_items[group - batch.start // plan.share])
+        copy(shared, items[b, plan.rho :])
+        replaced[b, :] = False
+        count = find_shared(plan.indices[places_of(plan, block.user[b])], b, buffers, count)
+        if count > REPLACED_TOGETHER or b == block.user.size - 1:
+            replace_shared(plan, block, buffers, count, items, replaced)
+            count = np.int64(0)
 
 
 @inline
@@ -273,13 +337,9 @@ def first_lists(buffers, lists, number):
     block = ListBlockBuffers(
         buffers.number[:lists],
         buffers.ident[:lists],
-        buffers.image[:lists],
-        buffers.size[:lists],
-        buffers.h[:lists],
-        buffers.grid_rows[:lists],
         buffers.user[:lists],
         buffers.offset[:lists],
-        buffers.keys[: 4 * lists].reshape(4, lists),  # contiguous, for vector loads
+        first_permutations(buffers.permutation, lists),
     )
     for b in range(lists):
         block.number[b] = number + b
@@ -289,48 +349,54 @@ def first_lists(buffers, lists, number):
 @inline
 def draw_block(start, stop, plan, buffers, negative_buffers, batch):
     """Fill lists start .. stop - 1, at most SEARCH_BLOCK, of a batch."""
-    lists = stop - start
-    block = first_lists(buffers, lists, batch.start + start)
+    block = first_lists(buffers, stop - start, batch.start + start)
     draw_users(plan, block)
-    for b in range(lists):
+    prefetch_items(plan, block.user)
+    for b in range(stop - start):
         batch.users[start + b] = block.user[b]
         block.ident[b] = u64(block.user[b]) if plan.proportional else block.number[b]
-    draw_positives(plan, block, batch.items[start:stop, : plan.rho])
-    group = np.int64(-1)
-    for b in range(lists):
-        number, user, negatives = block.number[b], block.user[b], batch.items[start + b, plan.rho :]
-        row = plan.indices[plan.begin[user] :][: plan.indptr[user + 1] - plan.indptr[user]]
-        if plan.share == 1:
-            draw_negatives(plan, number, row, 0, negative_buffers, negatives)
-        else:
-            if np.int64(number) // plan.share != group:
-                group = np.int64(number) // plan.share
-                draw_shared(plan, u64(group), negative_buffers)
-                shared_items = batch.shared_items[group - batch.start // plan.share]
-                for j in range(shared_items.size):
-                    shared_items[j] = negative_buffers.shared[j]
-            take_shared(plan, number, row, negative_buffers, negatives, batch.replaced[start + b])
+    items = batch.items[start:stop]
+    draw_positives(plan, block, items[:, : plan.rho])
+    if plan.share > 1:
+        take_shared(plan, block, negative_buffers, batch, items, batch.replaced[start:stop])
+        return
+    for b in range(stop - start):
+        row = plan.indices[places_of(plan, block.user[b])]
+        draw_negatives(plan, block.number[b], row, negative_buffers, items[b, plan.rho :])
+
+
+@allocating
+def power_of_two(least):
+    """Return the smallest power of two that is at least this."""
+    power = 1
+    while power < least:
+        power *= 2
+    return power
 
 
 @allocating
 def sampling_buffers(eta):
     """Allocate the buffers for lists of eta negatives."""
-    table_size = 1
-    while table_size < TABLE_LOAD * eta:
-        table_size *= 2
-    unsigned, signed = np.empty((6, SEARCH_BLOCK), np.uint64), np.empty((2, SEARCH_BLOCK), np.int64)
-    buffers = ListBlockBuffers(
-        unsigned[0], unsigned[1], unsigned[2], unsigned[3], unsigned[4], unsigned[5], signed[0], signed[1],
-        np.empty(4 * SEARCH_BLOCK, np.uint64),
-    )  # fmt: skip
+    unsigned, signed = np.empty((2, SEARCH_BLOCK), np.uint64), np.empty((2, SEARCH_BLOCK), np.int64)
+    permutation = permutation_buffers(SEARCH_BLOCK)
+    together = eta + 1 + REPLACED_TOGETHER
     negative_buffers = NegativeBuffers(
-        np.empty(eta + 3, np.int64),
-        np.empty(eta + 3, np.int64),
+        np.empty(together + 2, np.int64),
+        np.empty(together + 2, np.int64),
         np.empty(eta, np.int32),
-        np.empty(table_size, np.int32),
+        np.empty(power_of_two(max(FILTER_BITS, FILTER_LOAD * eta)) // 64, np.uint64),
+        np.empty(power_of_two(TABLE_LOAD * eta), np.int32),
         np.empty(eta, np.int32),
+        np.empty(SEARCH_ABOVE * eta + 1, np.uint64),
+        Replacements(
+            np.empty(together, np.int64),
+            np.empty(together, np.int64),
+            np.empty(together, np.uint64),
+            np.empty(together, np.int64),
+            np.empty(together, np.int64),
+        ),
     )
-    return buffers, negative_buffers
+    return ListBlockBuffers(unsigned[0], unsigned[1], signed[0], signed[1], permutation), negative_buffers
 
 
 @kernel

@@ -7,6 +7,9 @@ import torch
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.cpu.permutation import PermutationBuffers, first_permutations, permutation_buffers, permute
+from drm_triton.kernels.cpu.runtime.jit import kernel
+from drm_triton.kernels.cpu.sampling import FILTER_BITS, FILTER_LOAD
 from drm_triton.kernels.protocol import ListBatch, ListPlan
 from drm_triton.names import UserSampling
 from tests.kernels.cpu.conftest import interactions
@@ -35,6 +38,53 @@ def test_lists_are_those_of_the_reference(
     plan = ListPlan(*interactions(1, 60, 90), 90, rho, eta, seed, user_sampling, share)
     start, stop = 2 * share, min(plan.n_lists, 200)
     assert_equal(cpu.sample_lists(plan, epoch, start, stop), reference.sample_lists(plan, epoch, start, stop))
+
+
+@pytest.mark.parametrize("share", [1, 32, 256])
+@pytest.mark.parametrize(
+    ("n_items", "eta"),
+    [
+        (2, 3),  # users with one item and with none
+        (40, 1000),  # each item is drawn often, and every list replaces many draws
+        (5000, 5),  # users with more than SEARCH_ABOVE * eta items
+        (3 * FILTER_BITS, 45),  # items that have a bit of the bitmap in common
+        (70_000, FILTER_BITS // FILTER_LOAD + 1),  # a longer bitmap
+    ],
+)
+def test_catalogues_of_all_sizes(n_items: int, eta: int, share: int) -> None:
+    plan = ListPlan(*interactions(3, 12, n_items), n_items, 2, eta, seed=7, user_sampling="uniform", share=share)
+    start, stop = 2**40 * share, 2**40 * share + 300  # the last group is not whole
+    got, want = (backend.sample_lists(plan, 1, start, stop) for backend in (cpu, reference))
+    assert_equal(got, want)
+    if got.shared is not None:
+        assert got.shared.replaced.any()
+
+
+def test_users_with_fewer_items_than_a_list_has_positives() -> None:
+    indptr = torch.tensor([0, 1, 3, 6, 13])
+    indices = torch.tensor([7, 0, 9, 1, 2, 8, 0, 1, 2, 3, 4, 5, 6], dtype=torch.int32)
+    for rho in range(1, 9):
+        plan = ListPlan(indptr, indices, 10, rho, 3)
+        batches = [backend.sample_lists(plan, 0, 0, plan.n_lists) for backend in (cpu, reference)]
+        assert_equal(*batches)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000, 2**20 + 1, 2**31 - 1, 2**33 + 5, 2**40 - 3])
+def test_permutations_are_those_of_the_reference(size: int) -> None:
+    """A long epoch may have more lists than there are 32-bit numbers."""
+    lists = 50
+    index = torch.randint(size, (lists,), generator=torch.Generator().manual_seed(0))
+    keys = torch.randint(2**32, (4, lists), generator=torch.Generator().manual_seed(1))
+    buffers = first_permutations.py_func(permutation_buffers.py_func(lists), lists)
+    buffers.image[:], buffers.size[:], buffers.keys[:] = index, size, keys
+    permute_compiled(buffers)
+    want = reference.permute(index, torch.full_like(index, size), list(keys))
+    assert buffers.image.tolist() == want.tolist()
+
+
+@kernel
+def permute_compiled(buffers: PermutationBuffers) -> None:
+    permute(buffers)
 
 
 @pytest.mark.parametrize("share", [1, 3, 32, 100])
