@@ -66,7 +66,7 @@ def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
 
 
 @pytest.mark.parametrize("score", get_args(Score))
-@pytest.mark.parametrize(("B", "N", "d"), [(1, 2, 1), (3, 7, 5), (70, 40, 16), (5, 300, 64)])
+@pytest.mark.parametrize(("B", "N", "d"), [(1, 2, 1), (3, 7, 5), (70, 40, 16), (5, 300, 64), (3, 1200, 20)])
 def test_losses_and_gradients(backend: Backend, score: Score, B: int, N: int, d: int) -> None:
     U, V, batch = case(B, B, B + 3, N, d)
     got = backend.catalogue_gradients(U, V, batch, objective(score))
@@ -94,6 +94,28 @@ def test_a_pool_stands_for_the_catalogue(backend: Backend, score: Score, n_negat
     got = backend.catalogue_gradients(U, V, batch._replace(pool=pool), objective(score))
     for x, want in zip(got, definition(U, V, batch._replace(pool=pool), objective(score)), strict=True):
         torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * max(want.abs().max().item(), 1e-3))
+
+
+@pytest.mark.parametrize("at_k", [False, True])
+@pytest.mark.parametrize("n_negatives", [3, 600, 1024, 1200])
+def test_scores_that_rise_along_the_catalogue(backend: Backend, n_negatives: int, at_k: bool) -> None:
+    """The largest score is that of the last items, and a pool may end anywhere."""
+    U, V, batch = case(5, 3, 4, 1200, 8)
+    V = V * torch.linspace(0.1, 4, 1200)[:, None]
+    batch = batch._replace(pool=Pool(torch.arange(1200, dtype=torch.int32), n_negatives, 2.0))
+    got = backend.catalogue_gradients(U, V, batch, objective("dot", 0.1, at_k))
+    for x, want in zip(got, definition(U, V, batch, objective("dot", 0.1, at_k)), strict=True):
+        torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=2e-5 * want.abs().max().item())
+
+
+def test_a_user_has_the_same_bits_in_every_batch() -> None:
+    U, V, batch = case(7, 70, 80, 600, 12)
+    whole = cpu.catalogue_gradients(U, V, batch, objective())
+    begin, end = batch.indptr[40].item(), batch.indptr[43].item()
+    some = CatalogueBatch(batch.users[40:43], batch.indptr[40:44] - begin, batch.indices[begin:end])
+    got = cpu.catalogue_gradients(U, V, some, objective())
+    assert torch.equal(got.softmax, whole.softmax[40:43])
+    assert torch.equal(got.user_grad, whole.user_grad[40:43])
 
 
 def test_a_user_who_has_the_whole_pool_learns_nothing(backend: Backend) -> None:
