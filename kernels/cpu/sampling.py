@@ -283,13 +283,9 @@ def replace_shared(plan, block, buffers, count, items, replaced):
     rank, low, (owner, place, number, begin, size) = buffers.rank, buffers.low, buffers.replacements
     seed, word1, most = plan.seed, plan.epoch4 + u64(NEGATIVES), np.int64(0)
     for k in range(count):
-        user = block.user[owner[k]]
-        number[k], begin[k], size[k] = (
-            block.number[owner[k]],
-            plan.begin[user],
-            plan.indptr[user + 1] - plan.indptr[user],
-        )
-        low[k], most = 0, max(most, size[k])
+        user, number[k] = block.user[owner[k]], block.number[owner[k]]
+        begin[k], size[k], low[k] = plan.begin[user], plan.indptr[user + 1] - plan.indptr[user], 0
+        most = max(most, size[k])
     for k in range(count):  # a loop of its own, so that it runs in vector registers
         w0, w1, w2, w3 = philox(seed, word1, number[k], u64(place[k] >> 2))
         even, odd = w2 if place[k] & 2 else w0, w3 if place[k] & 2 else w1
@@ -380,6 +376,7 @@ def sampling_buffers(eta):
     unsigned, signed = np.empty((2, SEARCH_BLOCK), np.uint64), np.empty((2, SEARCH_BLOCK), np.int64)
     permutation = permutation_buffers(SEARCH_BLOCK)
     together = eta + 1 + REPLACED_TOGETHER
+    places = np.empty((4, together), np.int64)
     negative_buffers = NegativeBuffers(
         np.empty(together + 2, np.int64),
         np.empty(together + 2, np.int64),
@@ -388,13 +385,7 @@ def sampling_buffers(eta):
         np.empty(power_of_two(TABLE_LOAD * eta), np.int32),
         np.empty(eta, np.int32),
         np.empty(SEARCH_ABOVE * eta + 1, np.uint64),
-        Replacements(
-            np.empty(together, np.int64),
-            np.empty(together, np.int64),
-            np.empty(together, np.uint64),
-            np.empty(together, np.int64),
-            np.empty(together, np.int64),
-        ),
+        Replacements(places[0], places[1], np.empty(together, np.uint64), places[2], places[3]),
     )
     return ListBlockBuffers(unsigned[0], unsigned[1], signed[0], signed[1], permutation), negative_buffers
 
