@@ -1,6 +1,7 @@
 """One training step on a batch of lists: compute the gradients, then update the rows that they touch."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from drm_triton.kernels.protocol import (
     row_score,
 )
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
+from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.prior import popularity_prior
 from drm_triton.training.state import LOSS_SUMS, State
@@ -40,12 +42,13 @@ def take_step(
     lr: float,
 ) -> None:
     """Train on the lists of the current epoch from `state.position` to `stop` - 1."""
-    if isinstance(plan, CataloguePlan):
-        users = plan.batch(state.epoch, state.position, stop)
-        catalogue_step(state, users, config, objective, backend, lr)
-    else:
-        lists = backend.sample_lists(plan, state.epoch, state.position, stop)
-        train_step(state, lists, config, objective, backend, lr, plan.list_weights(lists))
+    with one_torch_thread() if backend.name == "cpu" else nullcontext():  # the CPU kernels have threads of their own
+        if isinstance(plan, CataloguePlan):
+            users = plan.batch(state.epoch, state.position, stop)
+            catalogue_step(state, users, config, objective, backend, lr)
+        else:
+            lists = backend.sample_lists(plan, state.epoch, state.position, stop)
+            train_step(state, lists, config, objective, backend, lr, plan.list_weights(lists))
     state.position = stop
 
 

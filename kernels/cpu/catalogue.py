@@ -420,7 +420,7 @@ def catalogue_gradients(
     check_catalogue(U, V, batch, objective)
     (N, d), B = V.shape, len(batch.users)
     loss, user_grad = torch.empty(B), torch.empty(B, d)
-    item_grad = torch.zeros_like(V[:0] if fixed_items or B == 0 else V)
+    item_grad = torch.zeros_like(V) if B == 0 and not fixed_items else torch.empty_like(V[:0] if fixed_items else V)
     g, parameters = np.empty(len(inputs.indices), f32), catalogue_loss_parameters(objective, batch.pool, N)
     for block in user_blocks(B, N):
         of_block = inputs._replace(users=inputs.users[block], indptr=inputs.indptr[block.start : block.stop + 1])

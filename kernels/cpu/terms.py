@@ -32,6 +32,7 @@ from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.cpu.term_tiles import UNUSED, term_buffers, tile_terms
 from drm_triton.kernels.cpu.tiles import Groups, divide, find_replaced, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
+from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.names import LOSSES
 
 f32 = np.float32
@@ -155,15 +156,16 @@ def list_terms(
     loss = loss_parameters(objective, batch.items.shape[1], len(V) if n_items is None else n_items)
     threads.split(terms_of_tiles, groups.n_tiles, 1, inputs, groups, loss, out)
 
-    hinge, drm = torch.from_numpy(out.losses)
-    nothing = torch.zeros_like(hinge)
-    parts = dict.fromkeys(LOSSES, nothing) | {"hinge": hinge, "drm": drm}
     columns, used = (out.rows, out.coefficients, out.totals, out.sources), out.rows != UNUSED
     rows, coefficients, totals, sources = (torch.from_numpy(x if used.all() else x[used]) for x in columns)
     terms = GradientTerms(
         rows[:, None], coefficients[:, None], torch.from_numpy(out.vectors), sources, None, totals[:, None]
     )
-    return ListTerms({"loss": objective.total(*parts.values()), **parts}, torch.from_numpy(out.user_grad), terms)
+    with one_torch_thread():
+        hinge, drm = torch.from_numpy(out.losses)
+        parts = dict.fromkeys(LOSSES, torch.zeros_like(hinge)) | {"hinge": hinge, "drm": drm}
+        losses = {"loss": objective.total(*parts.values()), **parts}
+    return ListTerms(losses, torch.from_numpy(out.user_grad), terms)
 
 
 def term_outputs(inputs: TermInputs, groups: Groups, counts: NDArray[np.int64]) -> TermOutputs:
