@@ -27,6 +27,7 @@ MASK32, S16, S32 = u64(0xFFFFFFFF), u64(16), u64(32)
 MULTIPLY0, MULTIPLY1, WEYL0, WEYL1 = u64(0xD2511F53), u64(0xCD9E8D57), u64(0x9E3779B9), u64(0xBB67AE85)
 ZERO, ONE, S6, LAST_BIT = u64(0), u64(1), u64(6), u64(63)
 SEARCH_BLOCK = 64  # lists whose users are searched together
+TASK = 1024  # lists that a thread draws at least: fewer take less time than to start it
 AHEAD = 128  # items of each user that are prefetched, whether the user has them or not: a branch would cost more
 FILTER_BITS = 1 << 15  # bits of the bitmap of shared draws, at least: 4 KB, which stay in the cache
 FILTER_LOAD = 64  # bits of it for each draw, at least
@@ -493,5 +494,5 @@ def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch
     replaced = empty(torch.bool, B if sharing else 0, plan.eta)
     arrays = plan_arrays(plan, epoch, indptr)
     batch = BatchArrays(start, users.numpy(), items.numpy(), shared_items.numpy(), replaced.numpy())
-    threads.split(draw_lists, B, SEARCH_BLOCK, arrays, batch)
+    threads.split(draw_lists, B, TASK, arrays, batch)
     return ListBatch(users, items, SharedNegatives(plan.share, shared_items, replaced) if sharing else None)

@@ -22,7 +22,7 @@ from drm_triton.kernels.cpu.tiles import find_replaced, tile_bounds
 
 f32 = np.float32
 LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
-UNUSED = -1  # row of a term of an item that has no gradient
+UNUSED = -1  # row of the term of a shared negative to which no list has a gradient
 
 
 class TermBuffers(NamedTuple):
@@ -240,7 +240,7 @@ def take_own(begin, end, own, inputs, rho, buffers, out):
     for t in range(end - begin):
         for i in range(buffers.own[t], buffers.own[t + 1]):
             j = rho + buffers.replaced[i] - t * eta
-            out.rows[own] = inputs.items[begin + t, j] if g[j, t] != 0 else UNUSED
+            out.rows[own] = inputs.items[begin + t, j]
             out.coefficients[own] = out.totals[own] = g[j, t]
             out.sources[own] = begin + t
             g[j, t] = f32(0)
@@ -292,7 +292,7 @@ def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
             add_one(g[i, t], V[inputs.items[b, i]], user_grad)
             positive += 1
         for term in range(own, own + buffers.own[t + 1] - buffers.own[t]):
-            if out.rows[term] != UNUSED:
+            if out.coefficients[term] != 0:  # 0 times a row that is not finite is NaN
                 add_one(out.coefficients[term], V[out.rows[term]], user_grad)
         own += buffers.own[t + 1] - buffers.own[t]
         if inputs.l2:

@@ -38,7 +38,8 @@ from drm_triton.names import LOSSES
 f32 = np.float32
 TILE = 256  # lists whose terms of one shared negative become one sum, at most
 SHARE_MIN = 16  # smallest group of lists that is processed in tiles: a tile stores a sum for each negative
-TASK = 1 << 20  # negatives whose terms a thread counts at least: fewer take less time than to start it
+# Negatives whose terms a thread counts or computes at least: fewer take less time than to start it.
+COUNT_TASK, TASK = 1 << 20, 1 << 14
 
 
 class TermInputs(NamedTuple):
@@ -148,16 +149,18 @@ def list_terms(
     )
     groups = divide(name, batch.shared, TILE)
     counts = np.empty(groups.n_tiles, np.int64)
-    grain = -(-TASK // max(1, groups.tile * groups.items.shape[1]))
-    threads.split(count_terms, groups.n_tiles, grain, inputs, groups, objective.rho, counts)
+    negatives = max(1, groups.tile * groups.items.shape[1])  # of a tile
+    threads.split(count_terms, groups.n_tiles, -(-COUNT_TASK // negatives), inputs, groups, objective.rho, counts)
     if counts.min(initial=0) < 0:
         check_lists(U, V, batch, objective)  # says which id
     out = term_outputs(inputs, groups, counts)
     loss = loss_parameters(objective, batch.items.shape[1], len(V) if n_items is None else n_items)
-    threads.split(terms_of_tiles, groups.n_tiles, 1, inputs, groups, loss, out)
+    threads.split(terms_of_tiles, groups.n_tiles, -(-TASK // negatives), inputs, groups, loss, out)
 
     columns, used = (out.rows, out.coefficients, out.totals, out.sources), out.rows != UNUSED
-    rows, coefficients, totals, sources = (torch.from_numpy(x if used.all() else x[used]) for x in columns)
+    if not used.all():
+        columns = tuple(x[used] for x in columns)
+    rows, coefficients, totals, sources = map(torch.from_numpy, columns)
     terms = GradientTerms(
         rows[:, None], coefficients[:, None], torch.from_numpy(out.vectors), sources, None, totals[:, None]
     )

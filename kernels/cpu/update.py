@@ -52,6 +52,7 @@ MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-leve
 PREFETCH_DISTANCE = 8
 TILE = 256  # lists whose terms of one shared negative become one summand; their vectors fit the second-level cache
 TASK = 1 << 14  # terms of shared negatives that a thread sums at least: fewer take less time than to start it
+UPDATE_TASK = 1 << 11  # summands and dense rows of which a thread updates the rows at least
 CHUNK = 1 << 17  # summands that a thread distributes to buckets at least, for the same reason
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
@@ -450,7 +451,8 @@ def summands_of(function: str, terms: GradientTerms) -> Summands:
     )
     if terms.shared is not None:
         return sum_shared(arrays, divide(function, terms.shared, TILE))
-    coefficients, origin = arrays.coefficients.ravel(), np.repeat(~arrays.sources, arrays.rows.shape[1])
+    m = arrays.rows.shape[1]
+    coefficients, origin = arrays.coefficients.ravel(), ~arrays.sources if m == 1 else np.repeat(~arrays.sources, m)
     totals = coefficients
     if terms.totals is not None:
         totals = view(function, "totals", terms.totals, terms.rows.shape, FLOAT32).ravel()
@@ -514,8 +516,9 @@ def update_rows(
     bucket_bits = min(row_bits, MAX_BUCKET_BITS, max(0, work.bit_length() - 7))  # buckets of a hundred summands or more
     low_bits, n_buckets = row_bits - bucket_bits, 1 << bucket_bits
     buckets = distribute(summands.rows, low_bits, n_buckets)
-    # Tasks of equal work, not of equal numbers of buckets: some rows are far more popular than others.
-    tasks = 1 if threads.n_threads() == 1 else max(1, min(8 * threads.n_threads(), work >> 9))
+    # Tasks of equal work, not of equal numbers of buckets: some rows are far more popular than others. Between shorter
+    # ones, a thread that wakes up finds the interpreter in use again.
+    tasks = 1 if threads.n_threads() == 1 else max(1, min(8 * threads.n_threads(), work // UPDATE_TASK))
     done = buckets.bounds + np.minimum(np.arange(n_buckets + 1) << low_bits, dense_rows)
     cuts = np.searchsorted(done, np.arange(tasks + 1) * work // tasks)
     cuts[0], cuts[-1] = 0, n_buckets
