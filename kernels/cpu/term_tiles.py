@@ -22,7 +22,7 @@ from drm_triton.kernels.cpu.tiles import find_replaced, tile_bounds
 
 f32 = np.float32
 LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
-UNUSED = -1  # row of the term of a shared negative to which no list has a gradient
+UNUSED = -1  # row of a term without a gradient
 
 
 class TermBuffers(NamedTuple):
@@ -236,11 +236,12 @@ def take_own(begin, end, own, inputs, rho, buffers, out):
 
     Their gradients become 0 in `g`.
     """
-    g, eta = buffers.g, inputs.items.shape[1] - rho
+    g, eta, short = buffers.g, inputs.items.shape[1] - rho, buffers.rows.shape[0] > 0
     for t in range(end - begin):
         for i in range(buffers.own[t], buffers.own[t + 1]):
             j = rho + buffers.replaced[i] - t * eta
-            out.rows[own] = inputs.items[begin + t, j]
+            # Terms without a gradient are taken out later. In short lists they are too few to be worth a copy of the rest.
+            out.rows[own] = inputs.items[begin + t, j] if short or g[j, t] != 0 else UNUSED
             out.coefficients[own] = out.totals[own] = g[j, t]
             out.sources[own] = begin + t
             g[j, t] = f32(0)
