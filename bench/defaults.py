@@ -65,8 +65,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rho": 3, "lambda": 3.0},
         {"eta": 15},
         {"eta": 90},
-        {"eta": 1000},
-        {"eta": 1000, "share": 256},
         {"tau": 0.3},
         {"tau": 1.0},
         {"lambda": 3.0},

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.bench import peers
@@ -129,17 +130,19 @@ def summary(name: str, curves: dict[str, Curve]) -> None:
 
 
 def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    figure = Figure(figsize=(6 * len(curves), 4), layout="constrained")
+    figure = Figure(figsize=(6 * len(curves) + 1, 4), layout="constrained")
     axes = figure.subplots(1, len(curves), squeeze=False)[0]
     for ax, (name, models) in zip(axes, curves.items(), strict=True):
         for model, curve in models.items():
             ax.plot(*zip(*curve, strict=True), label=model, marker=".")
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("seconds of training")
         ax.set_ylabel("validation NDCG@10")
         ax.set_title(name)
         ax.grid(alpha=0.3)
-        ax.legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     figure.savefig(path, dpi=120)
 
 

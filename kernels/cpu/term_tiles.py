@@ -240,7 +240,7 @@ def take_own(begin, end, own, inputs, rho, buffers, out):
     for t in range(end - begin):
         for i in range(buffers.own[t], buffers.own[t + 1]):
             j = rho + buffers.replaced[i] - t * eta
-            # Terms without a gradient are taken out later. In short lists they are too few to be worth a copy of the rest.
+            # Terms without a gradient are taken out later. Those of short lists are too few to be worth a copy.
             out.rows[own] = inputs.items[begin + t, j] if short or g[j, t] != 0 else UNUSED
             out.coefficients[own] = out.totals[own] = g[j, t]
             out.sources[own] = begin + t
