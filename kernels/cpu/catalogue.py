@@ -1,22 +1,23 @@
 """`catalogue_gradients` on the CPU: three products of matrices and a softmax, while the scores are in the cache.
 
-Users are processed WIDTH at a time, one in each lane of a few vector registers, and items in chunks of CHUNK:
+Users are processed WIDTH at a time, one in each lane of a few vector registers, and items in chunks of CHUNK. For each
+chunk, with its rows V_c,
 
-    s = V_c u^T,    e = exp((s - m) / temperature),    user_grad += e^T V_c,
+    s = V_c u,    e = exp((s - m) / temperature),    user_grad += sum_j e_j v_j,
 
-where m is the largest score of a user so far. If a later chunk raises it, what has been summed is multiplied by the
-exponential of the difference. At the end, the softmax of a negative is e times a number that depends on the user and on
-the m of the chunk. A second pass, over chunks of items, multiplies the users by these numbers:
+where m is the largest score of the user so far. If a chunk raises it, what has been summed is multiplied by the
+exponential of the difference. When the loss is known, so is the gradient to the score of a negative: it is e times a
+factor of the user and the chunk. In a second pass, over chunks of items, the factors multiply the users:
 
-    item_grad_c = sum of e^T-th parts (number u) over the users.
+    item_grad_j = sum_u e_ju (factor u).
 
-Positives have no e. Their gradients are added one by one.
+Positives have e = 0. Their gradients are added one by one.
 
 What is computed for a user does not depend on the other users of the batch, and the sums for an item have the order of
 the users, so the bits do not depend on the number of threads.
 
-Cost of a user: 6 N d operations for the products, and an exponential for each of N items, which is written and read
-once in the cache of the processor core and once more by the second pass.
+Cost of a user: 6 N d operations for the products, and an exponential for each of N items. It is written and read in the
+cache of a core, and read once more by the second pass.
 """
 
 import math
@@ -331,7 +332,7 @@ def scaled_users(block, lists, chunk, inputs, out, users):
 
 
 @inline
-def add_positives(block, lists, chunk, inputs, l2, out, buffers):
+def add_positives(block, lists, chunk, inputs, out, buffers):
     """Add the gradients of the positives of a block that are in a chunk."""
     for t in range(lists):
         b = block * WIDTH + t
@@ -357,7 +358,7 @@ def chunk_of_items(chunk, inputs, l2, out, buffers, item_grad):
             for j in range(stop - start):
                 for t in range(lists):
                     buffers.totals[j] += out.factors[block, chunk, t] * e[j, t]
-        add_positives(block, lists, chunk, inputs, l2, out, buffers)
+        add_positives(block, lists, chunk, inputs, out, buffers)
     for j in range(stop - start):
         total, gradient, v = buffers.totals[j], item_grad[start + j], inputs.V[start + j]
         for c in range(v.size):
