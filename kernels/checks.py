@@ -195,6 +195,8 @@ def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Obje
         raise InputError(f"{name}: V must hold the {len(batch.pool.items)} items of the pool, got {len(V)} rows")
     check_tensor(name, "U", U, (None, None), TABLES)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
+    if 0 in V.shape:
+        raise InputError(f"{name}: V must have at least one row and one column, got {list(V.shape)}")
     check_tensor(name, "users", batch.users, (None,), INT32)
     check_tensor(name, "the indptr of batch", batch.indptr, (len(batch.users) + 1,), INT64)
     check_tensor(name, "the indices of batch", batch.indices, (None,), INT32)

@@ -190,7 +190,7 @@ def find_kth(s, n, buffers):
 
 @inline
 def newton_step(s, n, ranks, copies, target, buffers):
-    """Take a step of Newton's method towards D(theta) = target; the first n rows count `copies` times each."""
+    """Take a step of Newton's method towards D(theta) = target. Only the first n rows count, each `copies` times."""
     theta, kth, sums = buffers.theta, buffers.kth, buffers.sums
     _sum_excess(s, theta, kth, sums, n)
     for t in range(WIDTH):
@@ -211,7 +211,7 @@ def reaches(t, ranks, target, buffers):
 
 @inline
 def find_theta(s, n, target, buffers):
-    """Write to `theta` scores that hardly any item reaches that takes no part."""
+    """Write to `theta` scores below those of all items that take part, and above those of most others."""
     ranks, theta, kth = buffers.largest.shape[0], buffers.theta, buffers.kth
     find_kth(s, n, buffers)
     for t in range(WIDTH):

@@ -35,7 +35,7 @@ from drm_triton.kernels.cpu.losses import NAN, add_one, score_item, softplus_sig
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, kernel
-from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply_add, score_columns, transpose
+from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, multiply_add, score_columns, transpose
 from drm_triton.kernels.cpu.runtime.rows import any_above, insert_row, row_operation
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, padded
 from drm_triton.kernels.protocol import CatalogueBatch, CatalogueGradients, Objective, Pool
@@ -87,7 +87,8 @@ class BlockBuffers(NamedTuple):
     sums: NDArray[np.float32]  # [WIDTH, padded d], sum of e v
     rows: NDArray[np.float32]  # [CHUNK, padded d] rows of V; empty if d needs no padding
     every: NDArray[np.int32]  # [CHUNK], 0, 1, 2, ...
-    state: NDArray[np.float32]  # [3, WIDTH]: the largest score so far, the sum of e, and that of |s|
+    product: NDArray[np.float32]  # [WIDTH, padded d], what one chunk adds to `sums`
+    state: NDArray[np.float32]  # [3, WIDTH]: the largest score so far, the sum of e, and that of |s| / 2^32
     before: NDArray[np.float32]  # [WIDTH], the largest score before a chunk
     top: NDArray[np.float32]  # [K, WIDTH], the K largest scores so far
     s: NDArray[np.float32]  # [most positives of a user], their scores
@@ -103,6 +104,7 @@ def block_buffers(d, most, k):
         np.empty((WIDTH, width), np.float32),
         np.zeros((0 if d == width else CHUNK, width), np.float32),
         np.arange(CHUNK).astype(np.int32),
+        np.empty((WIDTH, width), np.float32),
         np.empty((3, WIDTH), np.float32),
         np.empty(WIDTH, np.float32),
         np.empty((k, WIDTH), np.float32),
@@ -116,10 +118,11 @@ def block_buffers(d, most, k):
 
 @row_operation("s", "state", "n")
 def _add_absolute(at):
-    """Add the sum of |s| over n rows to row 2 of `state`."""
+    """Add the sum of |s| / 2^32 over n rows to row 2 of `state`: it is finite if all scores are."""
+    scale = at.constant(2.0**-32)
 
     def step(i, carried):
-        return [at.builder.fadd(carried[0], at.absolute(at.read("s", i)))]
+        return [at.fused(at.absolute(at.read("s", i)), scale, carried[0])]
 
     at.write(at.loop(at["n"], 1, [at.read("state", at.i64(2))], step)[0], "state", at.i64(2))
 
@@ -137,7 +140,10 @@ def _raise_largest(at):
 
 @row_operation("s", "state", "n", "scale")
 def _exponentials(at):
-    """Replace n rows of scores by exp(scale (s - m)), m being row 0 of `state`, and add their sum to row 1."""
+    """Replace n rows of scores by exp(scale (s - m)), m being row 0 of `state`, and add their sum to row 1.
+
+    The sum of these rows alone comes first: a sum that runs through all items would round more.
+    """
     largest, scale = at.read("state", at.i64(0)), at.splat(at["scale"])
 
     def step(i, carried):
@@ -145,20 +151,24 @@ def _exponentials(at):
         at.write(e, "s", i)
         return [at.builder.fadd(carried[0], e)]
 
-    at.write(at.loop(at["n"], 1, [at.read("state", at.i64(1))], step)[0], "state", at.i64(1))
+    total = at.loop(at["n"], 1, [at.zero], step)[0]
+    at.write(at.builder.fadd(at.read("state", at.i64(1)), total), "state", at.i64(1))
 
 
 @inline
 def add_to_users(s, n, V, buffers):
     """Add the product of exponentials, n rows of s, and as many rows of V to the sums of the users."""
-    rows, sums = buffers.rows, buffers.sums
+    rows, sums, product = buffers.rows, buffers.sums, buffers.product
     if rows.shape[0] == 0:
-        multiply_add(s.reshape(-1), 1, WIDTH, V, n, sums)
-        return
-    for j in range(n):
-        for c in range(V.shape[1]):
-            rows[j, c] = V[j, c]
-    multiply_add(s.reshape(-1), 1, WIDTH, rows, n, sums)
+        multiply(s.reshape(-1), 1, WIDTH, V, n, product)
+    else:
+        for j in range(n):
+            for c in range(V.shape[1]):
+                rows[j, c] = V[j, c]
+        multiply(s.reshape(-1), 1, WIDTH, rows, n, product)
+    for t in range(WIDTH):
+        for c in range(sums.shape[1]):
+            sums[t, c] += product[t, c]
 
 
 @inline
@@ -244,7 +254,7 @@ def loss_of_user(b, t, inputs, loss, buffers, g, user_grad):
     if n == 0 or highest == -np.inf:  # no positives, or the user has all items of the pool
         return f32(0), f32(0)
     inverse, log_total = f32(1 / loss.temperature), f32(math.log(total) + loss.log_ratio)
-    scale, value, wrong = f32(1 / math.sqrt(n)), f32(0), f32(0)
+    scale, value, wrong = f32(1 / math.sqrt(n)), 0.0, 0.0
     beta, inverse_tau = buffers.top[buffers.top.shape[0] - 1, t], f32(1 / loss.tau)
     for i in range(n):
         s[i] = score_item(u, inputs.V[positives[i]], loss.l2)
@@ -257,17 +267,13 @@ def loss_of_user(b, t, inputs, loss, buffers, g, user_grad):
         value += softplus  # fraction: of the negatives in the softmax
         wrong += fraction
         g[i] = -scale * inverse * fraction
-    factor, total_g = scale * inverse * wrong / total, f32(0)
+    # The gradients to the scores of a user sum to 0, so that under l2, no multiple of the user has to be subtracted.
+    factor, two = f32(scale * inverse * wrong / total), f32(2) if loss.l2 else f32(1)
     for c in range(user_grad.size):
-        user_grad[c] = factor * buffers.sums[t, c]
+        user_grad[c] = two * factor * buffers.sums[t, c]
     for i in range(n):
-        total_g += g[i]
-        add_one(g[i], inputs.V[positives[i]], user_grad)
-    if loss.l2:
-        total_g += factor * total
-        for c in range(user_grad.size):
-            user_grad[c] = f32(2) * (user_grad[c] - total_g * u[c])
-    return scale * value, factor
+        add_one(two * g[i], inputs.V[positives[i]], user_grad)
+    return f32(scale * value), factor
 
 
 @inline
@@ -408,7 +414,7 @@ def catalogue_gradients(
         prior float32 [N]
     """
     name = "catalogue_gradients"
-    given = torch.ones(len(batch.indices)) if batch.weights is None else batch.weights
+    given = torch.ones(len(batch.indices), dtype=torch.float32) if batch.weights is None else batch.weights
     inputs = CatalogueInputs(
         view(name, "U", U, (None, None), FLOAT32),
         view(name, "V", V, (None, None), FLOAT32),
@@ -416,11 +422,11 @@ def catalogue_gradients(
         view(name, "the indptr of batch", batch.indptr, (None,), INT64),
         view(name, "the indices of batch", batch.indices, (None,), INT32),
         view(name, "the weights of batch", given, (len(batch.indices),), FLOAT32),
-        view(name, "the prior of batch", torch.empty(0) if batch.prior is None else batch.prior, (None,), FLOAT32),
+        view(name, "the prior of batch", V[:0, 0] if batch.prior is None else batch.prior, (None,), FLOAT32),
     )
     check_catalogue(U, V, batch, objective)
     (N, d), B = V.shape, len(batch.users)
-    loss, user_grad = torch.empty(B), torch.empty(B, d)
+    loss, user_grad = V.new_empty(B), V.new_empty(B, d)
     item_grad = torch.zeros_like(V) if B == 0 and not fixed_items else torch.empty_like(V[:0] if fixed_items else V)
     g, parameters = np.empty(len(inputs.indices), f32), catalogue_loss_parameters(objective, batch.pool, N)
     for block in user_blocks(B, N):

@@ -151,7 +151,7 @@ def find_hinge(begin, end, n, inputs, loss, buffers):
 def fill_columns(lists, n, short, loss, buffers):
     """Write the items that take part in the relaxed top K to `columns`; return the number of its rows.
 
-    A list with a score that is not finite has none.
+    What is computed for a list with a score that is not finite is not used.
     """
     scores, columns, finite = buffers.scores, buffers.columns, buffers.finite
     if loss.ap:

@@ -6,7 +6,7 @@ registers. Each gradient is then used twice, for the user and for the sum of a s
 
     user_grad_b += g_bj v_j        sum_j += g_bj u_b
 
-For short lists, these are two more products. Of a long list, hinge and DRM have a gradient at a few dozen items, the
+For short lists, these are two more products. Of a long list, hinge and DRM have a gradient at few of the items, the
 active ones (`active_columns`) and the pair of the hinge, and only these are used (`runtime/exchange`). No array of
 B x n scores or gradients is written. Lists with other losses, with their own negatives, or in groups of fewer than
 SHARE_MIN use `list_gradients`.

@@ -234,6 +234,45 @@ def test_a_bad_factor_shows(backend: Backend) -> None:
     assert got.item_grad.isnan().all()
 
 
+def test_a_bad_score_shows_whatever_the_user_has(backend: Backend) -> None:
+    U, V, batch = case(3, 4, 6, 20, 4)
+    U[batch.users[1].long(), 2] = float("nan")
+    nothing = torch.zeros(5, dtype=torch.int64)
+    got = backend.catalogue_gradients(U, V, batch._replace(indptr=nothing, indices=batch.indices[:0]), objective())
+    assert got.softmax.isnan().tolist() == [False, True, False, False]
+    U, V, batch = case(3, 4, 6, 20, 4)
+    prior = torch.zeros(20)
+    prior[3] = -float("inf")
+    assert backend.catalogue_gradients(U, V, batch._replace(prior=prior), objective()).softmax.isnan().all()
+
+
+def test_large_scores_are_finite(backend: Backend) -> None:
+    U, V, batch = case(4, 5, 6, 1200, 8)
+    got = backend.catalogue_gradients(U * 1e18, V * 3e17, batch, objective(temperature=1e36))
+    assert all(x.isfinite().all() for x in got)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 10.0])
+@pytest.mark.parametrize("score", get_args(Score))
+def test_rounding_does_not_add_up_along_the_catalogue(score: Score, temperature: float) -> None:
+    U, V, batch = case(6, 8, 10, 4000, 32)
+    U, V = U / U.norm(dim=1, keepdim=True), V / V.norm(dim=1, keepdim=True)
+    want = catalogue.catalogue_gradients(U.double(), V.double(), batch, objective(score, temperature))
+    got = cpu.catalogue_gradients(U, V, batch, objective(score, temperature))
+    for x, exact in zip(got, want, strict=True):
+        assert (x.double() - exact).abs().max() < 2e-5 * exact.abs().max()
+
+
+def test_equal_scores_of_a_large_catalogue() -> None:
+    U, V = torch.full((2, 4), 0.5), torch.full((200_000, 4), 0.35)
+    V[0] = 0.6
+    batch = CatalogueBatch(*(torch.tensor(x, dtype=t) for x, t in (([0, 1], torch.int32), ([0, 1, 2], torch.int64))),
+                           torch.tensor([5, 7], dtype=torch.int32))  # fmt: skip
+    want = catalogue.catalogue_gradients(U.double(), V.double(), batch, objective(temperature=1.0)).softmax
+    got = cpu.catalogue_gradients(U, V, batch, objective(temperature=1.0)).softmax
+    torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=0)
+
+
 def test_every_user_once_in_an_order_of_the_epoch() -> None:
     indptr = torch.tensor([0, 2, 2, 3, 6, 7])  # user 1 has no item, user 3 all of them
     indices = torch.tensor([0, 2, 1, 0, 1, 2, 2], dtype=torch.int32)
@@ -301,5 +340,7 @@ def test_bad_arguments() -> None:
         catalogue.catalogue_gradients(U[:2], V, batch, objective())
     with pytest.raises(InputError, match="indices of batch"):
         catalogue.catalogue_gradients(U, V[:5], batch, objective())
+    with pytest.raises(InputError, match="V must have at least one row and one column"):
+        catalogue.catalogue_gradients(U[:, :0], V[:, :0], batch, objective())
     with pytest.raises(InputError, match="no user has both a positive and a negative"):
         CataloguePlan(torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32), 1, seed=0, pool=1)

@@ -59,8 +59,8 @@ class RowBuilder(VectorBuilder):
 def row_operation(*names: str):
     """Define an operation on rows by a function of its RowBuilder; `names` are the arguments of the operation.
 
-    Arrays come first. The first number is `n`, the number of rows, or a row. Rows have names that begin with `row`, and
-    all numbers after them are float32.
+    Arrays come first, then integers, which are named `n` or begin with `row`: numbers of rows, or one of them. All
+    numbers after them are float32.
     """
     integers = [name == "n" or name.startswith("row") for name in names]
     arrays = integers.index(True)
