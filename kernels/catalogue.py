@@ -121,8 +121,6 @@ def catalogue_gradients(
         weights[row, items] = given
         positive, weights = positive[:size], weights[:size]
         loss[block], g = torch_softmax_of_users(s, positive, weights, objective, batch.pool)
-        finite = s.abs().amax(1) < math.inf  # false for NaN too
-        loss[block], g = torch.where(finite, loss[block], math.nan), torch.where(finite[:, None], g, math.nan)
         user_grad[block] = gradient_of_products(g @ V, u[block], g, objective.score)
         if not fixed_items:
             item_grad += gradient_of_products(g.T @ u[block], V, g.T, objective.score)
