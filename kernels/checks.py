@@ -237,7 +237,7 @@ def check_update(
 ) -> None:
     """Check the arguments of `update_rows`; the values of rows and sources only if `values`."""
     name = "update_rows"
-    rows, coefficients, vectors, sources, shared, totals = terms
+    rows, coefficients, vectors, sources, shared, totals, sums = terms
     check_choice(name, "score", score, Score)
     check_tensor(name, "table", table, (None, None), TABLES)
     dtype = arithmetic(table.dtype)
@@ -265,7 +265,10 @@ def check_update(
             raise InputError(
                 f"{name}: {label} is changed in place and must be contiguous, got strides {tensor.stride()}"
             )
-    for label, other in (("vectors", vectors), ("dense", dense)):
+    if sums is not None:
+        check_tensor(name, "sums", sums, (None, table.shape[1]), (dtype,))
+        check_devices(name, table=table, sums=sums)
+    for label, other in (("vectors", vectors), ("sums", sums), ("dense", dense)):
         if other is not None and _overlap(table, other):
             raise InputError(f"{name}: {label} must not be, or overlap, the table that is updated; pass a copy")
     if rows.numel() and 0 in vectors.shape:
@@ -277,7 +280,7 @@ def check_update(
         check_devices(name, table=table, totals=totals)
     if values and rows.numel():
         check_index(name, "rows", rows, len(table))
-        check_index(name, "sources", sources, len(vectors))
+        check_index(name, "sources", sources, len(vectors) + (0 if sums is None else len(sums)))
         if shared is not None:
             check_index(name, "the items of shared", shared.items, len(table))
 

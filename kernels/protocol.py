@@ -303,6 +303,8 @@ class GradientTerms(NamedTuple):
     With x_b = vectors[sources[b]], term (b, j) adds coefficients[b, j] * x_b to the gradient of row rows[b, j] under
     `dot` and `cosine`, and 2 * coefficients[b, j] * (x_b - row) under `l2`. With `totals`, if terms were summed, it
     is 2 * (coefficients[b, j] * x_b - totals[b, j] * row): a term then stands for several, and x_b is their sum.
+
+    `vectors` may be a table that is updated next, so that a batch has no copy of its rows.
     """
 
     rows: Tensor  # int32 [B, m]
@@ -311,6 +313,7 @@ class GradientTerms(NamedTuple):
     sources: Tensor  # int32 [B]
     shared: SharedNegatives | None = None  # of the last eta columns of rows
     totals: Tensor | None = None  # [B, m]; None for the coefficients
+    sums: Tensor | None = None  # [*, d], further vectors: sources from len(vectors) on are their rows
 
     @classmethod
     def of_items(cls, batch: ListBatch, g: Tensor, U: Tensor) -> "GradientTerms":
@@ -335,6 +338,12 @@ class GradientTerms(NamedTuple):
         """Return the same terms without `shared`, as rows [E, 1]."""
         sources = self.sources.repeat_interleave(self.rows.shape[1])
         return GradientTerms(self.rows.reshape(-1, 1), self.coefficients.reshape(-1, 1), self.vectors, sources)
+
+    def joined(self) -> "GradientTerms":
+        """Return the same terms with all vectors in one tensor."""
+        if self.sums is None:
+            return self
+        return self._replace(vectors=torch.cat([self.vectors, self.sums]), sums=None)
 
 
 class ListTerms(NamedTuple):

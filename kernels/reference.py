@@ -363,6 +363,7 @@ def update_rows(
     check_update(table, state, terms, lr, score, dense, rounding)
     if math.isnan(lr):
         return
+    terms = terms.joined()
     rows = terms.rows.flatten().long()
     x = widened(terms.vectors[terms.sources.long()]).repeat_interleave(terms.rows.shape[1], dim=0)
     x = terms.coefficients.flatten()[:, None] * x

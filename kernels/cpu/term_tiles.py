@@ -7,6 +7,8 @@ gradients. The operations on columns are in `active_columns` and `columns`.
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 from numpy.typing import NDArray
 
 from drm_triton.kernels.cpu.active_columns import ActiveBuffers, Extremes, active_buffers, find_active, find_extremes
@@ -14,9 +16,10 @@ from drm_triton.kernels.cpu.columns import Columns, column_buffers, copy_scores,
 from drm_triton.kernels.cpu.losses import NAN, add_one, average_precision_weights, score_item
 from drm_triton.kernels.cpu.runtime.bits import BITS
 from drm_triton.kernels.cpu.runtime.exchange import ExchangeBuffers, exchange_buffers, exchange_rows, not_zero
-from drm_triton.kernels.cpu.runtime.jit import allocating, inline, prefetch_row
+from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, prefetch_row
+from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_columns, transpose
-from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, padded
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, VectorBuilder, padded
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import find_replaced, tile_bounds
 
@@ -86,39 +89,37 @@ def term_buffers(n, eta, d, weights, short):
 
 @inline
 def begin_tile(tile, inputs, groups, rho, out):
-    """Prepare the terms of a tile, and copy the users' factors."""
+    """Prepare the terms of a tile; prefetch the rows that its lists need."""
     _, start, stop = tile_bounds(tile, groups)
     eta, first = groups.items.shape[1], out.starts[tile]
-    sums, shared = inputs.users.size + tile * eta, out.starts[tile + 1] - eta
+    sums, shared = inputs.U.shape[0] + tile * eta, out.starts[tile + 1] - eta
     for j in range(eta):
         out.rows[shared + j], out.sources[shared + j] = UNUSED, sums + j
         out.coefficients[shared + j], out.totals[shared + j] = f32(1), f32(0)
     last = inputs.users.size - 1
     for b in range(start, stop):
-        u, vector, ahead = inputs.U[inputs.users[b]], out.vectors[b], min(b + LISTS_AHEAD, last)
+        ahead = min(b + LISTS_AHEAD, last)
         prefetch_row(inputs.U, inputs.users[ahead])
-        for c in range(u.size):
-            vector[c] = u[c]
         for i in range(rho):
             prefetch_row(inputs.V, inputs.items[ahead, i])
             term = first + (b - start) * rho + i
-            out.rows[term], out.sources[term] = inputs.items[b, i], b
+            out.rows[term], out.sources[term] = inputs.items[b, i], inputs.users[b]
 
 
 @inline
-def score_block(begin, end, group, inputs, groups, rho, buffers, out):
+def score_block(begin, end, group, inputs, groups, rho, buffers):
     """Compute the scores of lists begin .. end - 1 of one group; prefetch the rows of the next group."""
     V, l2, n, scores, items = inputs.V, inputs.l2, inputs.items.shape[1], buffers.scores, groups.items[group]
     following = groups.items[min(group + 1, groups.items.shape[0] - 1)]
     for b in range(begin, end):
-        u, user = out.vectors[b], buffers.users[b - begin]
+        u, user = inputs.U[inputs.users[b]], buffers.users[b - begin]
         for c in range(u.size):
             user[c] = u[c]
     transpose(buffers.users, buffers.user_columns)
     score_columns(V, items, following, buffers.user_columns, l2, scores[rho:].reshape(-1), WIDTH)
     scores[n:] = f32(-np.inf)
     for b in range(begin, end):
-        t, u, of_list = b - begin, out.vectors[b], inputs.items[b]
+        t, u, of_list = b - begin, buffers.users[b - begin][: V.shape[1]], inputs.items[b]
         for i in range(rho):
             scores[i, t] = score_item(u, V[of_list[i]], l2)
         for i in range(buffers.own[t], buffers.own[t + 1]):
@@ -243,7 +244,7 @@ def take_own(begin, end, own, inputs, rho, buffers, out):
             # Terms without a gradient are taken out later. Those of short lists are too few to be worth a copy.
             out.rows[own] = inputs.items[begin + t, j] if short or g[j, t] != 0 else UNUSED
             out.coefficients[own] = out.totals[own] = g[j, t]
-            out.sources[own] = begin + t
+            out.sources[own] = inputs.users[begin + t]
             g[j, t] = f32(0)
             own += 1
     return own
@@ -277,6 +278,57 @@ def add_entries(first, negatives, rho, V, sums, used, buffers):
     exchange_rows(V, negatives, sums, of_shared, users, user_grad, used, buffers.exchange)
 
 
+def _user_tile(vectors: int):
+    """Return an intrinsic for `vectors` vectors of columns of a user's gradient, from column c on.
+
+    It adds the terms of the positives, items[first] .. items[first + rho - 1], to row t of `user_grad`.
+    """
+
+    @intrinsic
+    def tile(context, out, start, user_grad, t, width, g, V, items, first, rho, d, c):
+        names = ("out", "start", "user_grad", "t", "width", "g", "V", "items", "first", "rho", "d", "c")
+
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args, names)
+            begin, V = builder.add(builder.mul(at["t"], at["width"]), at["c"]), at.pointer("V", at["c"])
+
+            def entry(i):
+                item = builder.sext(at.load("items", builder.add(at["first"], i), ir.IntType(32)), at.i64)
+                weight = at.load("g", builder.add(builder.mul(i, at.i64(WIDTH)), at["t"]))
+                return weight, builder.gep(V, [builder.mul(item, at["d"])])
+
+            places = [at.i64(v * at.lanes) for v in range(vectors)]
+            starts = [at.load("user_grad", builder.add(begin, place), at.vector) for place in places]
+            end = builder.add(at["start"], at["c"])
+            for place, total in zip(places, at.sum_rows(at["rho"], starts, entry), strict=True):
+                at.store(total, "out", builder.add(end, place))
+            return nothing(context)
+
+        i64 = types.int64
+        return types.none(out, i64, user_grad, i64, i64, g, V, items, i64, i64, i64, i64), build
+
+    return tile
+
+
+_user_four, _user_one = _user_tile(4), _user_tile(1)
+
+
+@inline
+def add_positives(b, t, rho, inputs, buffers, out):
+    """Write the gradient of the user of list b: row t of `user_grad`, and the terms of the positives."""
+    g, V, items, rows, grad = buffers.g, inputs.V, inputs.items, buffers.user_grad, out.user_grad
+    d, width, first = V.shape[1], rows.shape[1], b * items.shape[1]
+    four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
+    for c in range(0, four, 4 * LANES):
+        _user_four(grad, b * d, rows, t, width, g, V, items, first, rho, d, c)
+    for c in range(four, one, LANES):
+        _user_one(grad, b * d, rows, t, width, g, V, items, first, rho, d, c)
+    for c in range(one, d):
+        grad[b, c] = rows[t, c]
+        for i in range(rho):
+            grad[b, c] += g[i, t] * V[items[b, i], c]
+
+
 @inline
 def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
     """Write the terms of positives, from `positive` on, and the gradients of the users.
@@ -286,11 +338,9 @@ def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
     g, V = buffers.g, inputs.V
     for b in range(begin, end):
         t, user_grad = b - begin, out.user_grad[b]
-        for c in range(user_grad.size):
-            user_grad[c] = buffers.user_grad[t, c]
+        add_positives(b, t, rho, inputs, buffers, out)
         for i in range(rho):
             out.coefficients[positive] = out.totals[positive] = g[i, t]
-            add_one(g[i, t], V[inputs.items[b, i]], user_grad)
             positive += 1
         for term in range(own, own + buffers.own[t + 1] - buffers.own[t]):
             if out.coefficients[term] != 0:  # 0 times a row that is not finite is NaN
@@ -308,20 +358,20 @@ def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
 def tile_terms(tile, inputs, groups, loss, buffers, out):
     """Compute losses, users' gradients and terms of the lists of a tile."""
     group, start, stop = tile_bounds(tile, groups)
-    rho, n, eta, lists_of_batch = loss.rho, inputs.items.shape[1], groups.items.shape[1], inputs.users.size
+    rho, n, eta = loss.rho, inputs.items.shape[1], groups.items.shape[1]
     if start == stop:
         return
     begin_tile(tile, inputs, groups, rho, out)
     positive, own, shared = out.starts[tile], out.starts[tile] + (stop - start) * rho, out.starts[tile + 1] - eta
     negatives, used, totals = groups.items[group], out.rows[shared:][:eta], out.totals[shared:][:eta]
-    sums = out.vectors[lists_of_batch + tile * eta :][:eta]
+    sums = out.sums[tile * eta :][:eta]
     short = buffers.rows.shape[0] > 0
     rows_finite = short and copy_rows(inputs.V, negatives, buffers.rows)
     for begin in range(start, stop, WIDTH):
         end = min(begin + WIDTH, stop)
         lists, first = end - begin, begin == start
         find_replaced(begin, end, groups, buffers.replaced, buffers.own)
-        score_block(begin, end, group, inputs, groups, rho, buffers, out)
+        score_block(begin, end, group, inputs, groups, rho, buffers)
         finite = find_hinge(begin, end, n, inputs, loss, buffers)
         if loss.drm:
             rows = fill_columns(lists, n, short, loss, buffers)

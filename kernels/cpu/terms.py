@@ -32,14 +32,13 @@ from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.cpu.term_tiles import UNUSED, term_buffers, tile_terms
 from drm_triton.kernels.cpu.tiles import Groups, divide, find_replaced, tile_bounds
 from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
-from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.names import LOSSES
 
 f32 = np.float32
 TILE = 256  # lists whose terms of one shared negative become one sum, at most
 SHARE_MIN = 16  # smallest group of lists that is processed in tiles: a tile stores a sum for each negative
 # Negatives whose terms a thread counts or computes at least: fewer take less time than to start it.
-COUNT_TASK, TASK = 1 << 20, 1 << 14
+COUNT_TASK, TASK = 1 << 17, 1 << 14
 
 
 class TermInputs(NamedTuple):
@@ -66,8 +65,8 @@ class TermOutputs(NamedTuple):
     rows: NDArray[np.int32]  # [E]
     coefficients: NDArray[np.float32]  # [E]
     totals: NDArray[np.float32]  # [E]
-    sources: NDArray[np.int32]  # [E]
-    vectors: NDArray[np.float32]  # [B + tiles * eta, d]: factors of the lists' users, then sums of shared negatives
+    sources: NDArray[np.int32]  # [E], rows of U, or M plus a row of sums
+    sums: NDArray[np.float32]  # [tiles * eta, d] of shared negatives
 
 
 @kernel
@@ -161,14 +160,13 @@ def list_terms(
     if not used.all():
         columns = tuple(x[used] for x in columns)
     rows, coefficients, totals, sources = map(torch.from_numpy, columns)
-    terms = GradientTerms(
-        rows[:, None], coefficients[:, None], torch.from_numpy(out.vectors), sources, None, totals[:, None]
-    )
-    with one_torch_thread():
-        hinge, drm = torch.from_numpy(out.losses)
-        parts = dict.fromkeys(LOSSES, torch.zeros_like(hinge)) | {"hinge": hinge, "drm": drm}
-        losses = {"loss": objective.total(*parts.values()), **parts}
-    return ListTerms(losses, torch.from_numpy(out.user_grad), terms)
+    sums = torch.from_numpy(out.sums)
+    terms = GradientTerms(rows[:, None], coefficients[:, None], U, sources, None, totals[:, None], sums)
+    hinge, drm = out.losses  # as arrays: torch would take longer for so few numbers
+    parts = dict.fromkeys(LOSSES, np.zeros(B, f32)) | {"hinge": hinge, "drm": drm}
+    losses = {"loss": hinge + f32(objective.lam) * drm, **parts}
+    losses_of_lists = {name: torch.from_numpy(values) for name, values in losses.items()}
+    return ListTerms(losses_of_lists, torch.from_numpy(out.user_grad), terms)
 
 
 def term_outputs(inputs: TermInputs, groups: Groups, counts: NDArray[np.int64]) -> TermOutputs:
@@ -184,5 +182,5 @@ def term_outputs(inputs: TermInputs, groups: Groups, counts: NDArray[np.int64]) 
         coefficients=np.empty(E, f32),
         totals=np.empty(E, f32),
         sources=np.empty(E, np.int32),
-        vectors=empty(torch.float32, B + groups.n_tiles * eta, d).numpy(),
+        sums=empty(torch.float32, groups.n_tiles * eta, d).numpy(),
     )

@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,9 +38,10 @@ from drm_triton.kernels.cpu.rounding import round_rows
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, view
 from drm_triton.kernels.cpu.runtime.bits import find_true
-from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
+from drm_triton.kernels.cpu.runtime.jit import CACHE_LINE, inline, intrinsic, kernel, prefetch_address, prefetch_row
+from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.products import multiply
-from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, padded
+from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, VectorBuilder, padded
 from drm_triton.kernels.cpu.softsort import all_finite
 from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
 from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding
@@ -49,11 +52,11 @@ ADAGRAD_EPS_F32 = f32(ADAGRAD_EPS)  # a Python float would make the step float64
 MAX_BUCKET_BITS = 11  # each bucket is a write stream: more than the second-level TLB has entries would be slow
 # Summands between the prefetch of a row and its update. Prefetching hides the latency of a table that is larger than
 # the cache: updates of such a table were a third faster with it.
-PREFETCH_DISTANCE = 8
+PREFETCH_DISTANCE = 24
 TILE = 256  # lists whose terms of one shared negative become one summand; their vectors fit the second-level cache
 TASK = 1 << 14  # terms of shared negatives that a thread sums at least: fewer take less time than to start it
 UPDATE_TASK = 1 << 11  # summands and dense rows of which a thread updates the rows at least
-CHUNK = 1 << 17  # summands that a thread distributes to buckets at least, for the same reason
+CHUNK = 1 << 14  # summands that a thread distributes to buckets at least, for the same reason
 SUMMAND_MASK = np.int64(0xFFFFFFFF)  # low half of a sort key
 
 
@@ -69,7 +72,7 @@ class Terms(NamedTuple):
 class Summands(NamedTuple):
     """What is added to rows. Summand e adds weights[e] * x_e, and under l2 subtracts totals[e] times the row.
 
-    x_e is sums[origin[e]], or vectors[~origin[e]] if origin[e] is negative. The step multiplies the l2 gradient by 2.
+    x_e is row origin[e] of `vectors`, followed by `sums`. The step multiplies the l2 gradient by 2.
     """
 
     rows: NDArray[np.int32]  # [E]
@@ -155,7 +158,7 @@ def fill_separate(start, stop, position, terms, groups, finite, buffers, summand
         source, rows, coefficients = terms.sources[b], terms.rows[b], terms.coefficients[b]
         replaced, x, vector = groups.replaced[b], terms.vectors[source], buffers.vectors[b - start]
         for j in range(positives):
-            summands.rows[position], summands.origin[position] = rows[j], ~source
+            summands.rows[position], summands.origin[position] = rows[j], source
             summands.weights[position] = summands.totals[position] = coefficients[j]
             position += 1
         for c in range(x.size):
@@ -165,7 +168,7 @@ def fill_separate(start, stop, position, terms, groups, finite, buffers, summand
         count = find_true(replaced, buffers.positions) if finite[b] else eta
         for i in range(count):
             j = buffers.positions[i] if finite[b] else i
-            summands.rows[position], summands.origin[position] = rows[positives + j], ~source
+            summands.rows[position], summands.origin[position] = rows[positives + j], source
             summands.weights[position] = summands.totals[position] = coefficients[positives + j]
             position += 1
         separate += count
@@ -198,7 +201,7 @@ def sum_products(start, stop, separate, terms, groups, finite, buffers):
 def fill_tile(tile, position, sum_position, terms, groups, finite, buffers, summands):
     """Write the summands of a tile, the first one at `position` and the first sum at `sum_position`."""
     group, start, stop = tile_bounds(tile, groups)
-    d = terms.vectors.shape[1]
+    n_vectors, d = terms.vectors.shape
     position, separate = fill_separate(start, stop, position, terms, groups, finite, buffers, summands)
     sum_products(start, stop, separate, terms, groups, finite, buffers)
     for j in range(groups.items.shape[1]):
@@ -206,7 +209,7 @@ def fill_tile(tile, position, sum_position, terms, groups, finite, buffers, summ
             total = summands.sums[sum_position]
             for c in range(d):
                 total[c] = buffers.product[j, c]
-            summands.rows[position], summands.origin[position] = groups.items[group, j], sum_position
+            summands.rows[position], summands.origin[position] = groups.items[group, j], n_vectors + sum_position
             summands.weights[position], summands.totals[position] = f32(1), buffers.totals[j]
             position += 1
             sum_position += 1
@@ -265,11 +268,15 @@ class Buckets(NamedTuple):
 
 
 @kernel
-def count_buckets(rows, low_bits, counts):
-    """Write the number of rows in each bucket to `counts`."""
+def count_buckets(rows, origin, n_rows, n_vectors, low_bits, counts):
+    """Write the number of rows in each bucket to `counts`; -1 to the first if a row or a vector does not exist."""
     counts[:] = 0
+    valid = True
     for e in range(rows.size):
-        counts[rows[e] >> low_bits] += 1
+        valid &= (0 <= rows[e] < n_rows) & (0 <= origin[e] < n_vectors)
+        counts[(rows[e] >> low_bits) & (counts.size - 1)] += 1
+    if not valid:
+        counts[0] = -1
 
 
 @kernel
@@ -281,19 +288,28 @@ def fill_buckets(rows, start, low_bits, position, keys):
         position[bucket] += 1
 
 
-def distribute(rows: NDArray[np.int32], low_bits: int, n_buckets: int) -> Buckets:
-    """Distribute summands to buckets by the high bits of their rows, on all threads."""
+def distribute(summands: Summands, n_rows: int, low_bits: int, n_buckets: int) -> Buckets | None:
+    """Distribute summands to buckets by the high bits of their rows, on all threads; None if one is invalid."""
+    rows, origin, n_vectors = summands.rows, summands.origin, len(summands.vectors) + len(summands.sums)
     E = len(rows)
     chunks = max(1, min(threads.n_threads(), E // CHUNK))
     edges = [E * i // chunks for i in range(chunks + 1)]
-    spans = [rows[start:stop] for start, stop in pairwise(edges)]
+    spans = [slice(start, stop) for start, stop in pairwise(edges)]
     counts = np.empty((chunks, n_buckets), np.int64)
-    threads.run(partial(count_buckets, span, low_bits, count) for span, count in zip(spans, counts, strict=True))
+    threads.run(
+        partial(count_buckets, rows[span], origin[span], n_rows, n_vectors, low_bits, count)
+        for span, count in zip(spans, counts, strict=True)
+    )
+    if counts.min() < 0:
+        return None
     # Within a bucket, chunks follow each other, which keeps the order of the summands.
     position = np.ascontiguousarray(counts.T.cumsum().reshape(n_buckets, chunks).T - counts)
     bounds = np.append(position[0], E)
     keys = np.empty(E, np.int64)
-    threads.run(partial(fill_buckets, spans[i], edges[i], low_bits, position[i], keys) for i in range(chunks))
+    threads.run(
+        partial(fill_buckets, rows[span], span.start, low_bits, place, keys)
+        for span, place in zip(spans, position, strict=True)
+    )
     return Buckets(bounds, low_bits, keys, np.empty(E, np.int64))
 
 
@@ -334,34 +350,104 @@ class Target(NamedTuple):
     sphere: bool  # rows have length 1, under the score `cosine`
 
 
+def _vector_pointer(at, row, c):
+    """Return the pointer to column c of a row of `vectors`, followed by `sums`.
+
+    There is no branch, which would often be mispredicted.
+    """
+    builder, n_vectors, d = at.builder, at.size("vectors", 0), at.size("vectors", 1)
+    tables = at.pointer("vectors", c), at.pointer("sums", builder.sub(c, builder.mul(n_vectors, d)))
+    table = builder.select(builder.icmp_signed("<", row, n_vectors), *tables)
+    return builder.gep(table, [builder.mul(row, d)])
+
+
+def _sum_tile(width: int):
+    """Return an intrinsic for `width` vectors of columns of a sum, from column c on.
+
+    The summands are those of keys[start] .. keys[start + count - 1], one or more. The sum stays in registers.
+    """
+
+    @intrinsic
+    def tile(context, grad, keys, start, count, weights, origin, vectors, sums, c):
+        names = ("grad", "keys", "start", "count", "weights", "origin", "vectors", "sums", "c")
+
+        def build(context, builder, signature, args):
+            at = VectorBuilder(context, builder, signature, args, names)
+
+            def entry(i):
+                key = at.load("keys", builder.add(at["start"], i), at.i64)
+                summand = builder.and_(key, at.i64(SUMMAND_MASK))
+                row = builder.sext(at.load("origin", summand, ir.IntType(32)), at.i64)
+                return at.load("weights", summand), _vector_pointer(at, row, at["c"])
+
+            totals = at.sum_rows(at["count"], width * [at.zero], entry)
+            for v, total in enumerate(totals):
+                at.store(total, "grad", builder.add(at["c"], at.i64(v * at.lanes)))
+            return nothing(context)
+
+        i64 = types.int64
+        return types.none(grad, keys, i64, i64, weights, origin, vectors, sums, i64), build
+
+    return tile
+
+
+_sum_four, _sum_one = _sum_tile(4), _sum_tile(1)
+
+
 @inline
-def sum_summands(keys, summands, grad):
-    """Write the sum of weights * x over the summands of one row to grad; return the sum of their totals."""
-    weights, totals, origin, vectors, sums = (
-        summands.weights, summands.totals, summands.origin, summands.vectors, summands.sums,
-    )  # fmt: skip
-    d = grad.size
-    grad[:] = f32(0)
+def sum_summands(keys, start, stop, summands, grad):
+    """Write the sum of weights * x over the summands of one row, those of keys[start] .. keys[stop - 1], to grad."""
+    _, weights, _, origin, vectors, sums = summands
+    (n_vectors, d), count = vectors.shape, stop - start
+    four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
+    for c in range(0, four, 4 * LANES):
+        _sum_four(grad, keys, start, count, weights, origin, vectors, sums, c)
+    for c in range(four, one, LANES):
+        _sum_one(grad, keys, start, count, weights, origin, vectors, sums, c)
+    for c in range(one, d):
+        grad[c] = f32(0)
+        for i in range(start, stop):
+            e = keys[i] & SUMMAND_MASK
+            row = origin[e]
+            grad[c] += weights[e] * (vectors[row, c] if row < n_vectors else sums[row - n_vectors, c])
+
+
+@inline
+def subtract_totals(keys, start, stop, totals, row, grad):
+    """Replace a gradient under dot by that under l2."""
     total = f32(0)
-    full = keys.size & ~3
-    for e in range(0, full, 4):
-        e0, e1 = keys[e] & SUMMAND_MASK, keys[e + 1] & SUMMAND_MASK
-        e2, e3 = keys[e + 2] & SUMMAND_MASK, keys[e + 3] & SUMMAND_MASK
-        c0, c1, c2, c3 = weights[e0], weights[e1], weights[e2], weights[e3]
-        x0 = sums[origin[e0]] if origin[e0] >= 0 else vectors[~origin[e0]]
-        x1 = sums[origin[e1]] if origin[e1] >= 0 else vectors[~origin[e1]]
-        x2 = sums[origin[e2]] if origin[e2] >= 0 else vectors[~origin[e2]]
-        x3 = sums[origin[e3]] if origin[e3] >= 0 else vectors[~origin[e3]]
-        total += (totals[e0] + totals[e1]) + (totals[e2] + totals[e3])
-        for c in range(d):
-            grad[c] += (c0 * x0[c] + c1 * x1[c]) + (c2 * x2[c] + c3 * x3[c])
-    for e in range(full, keys.size):
-        e0 = keys[e] & SUMMAND_MASK
-        c0, x0 = weights[e0], sums[origin[e0]] if origin[e0] >= 0 else vectors[~origin[e0]]
-        total += totals[e0]
-        for c in range(d):
-            grad[c] += c0 * x0[c]
-    return total
+    for i in range(start, stop):
+        total += totals[keys[i] & SUMMAND_MASK]
+    for c in range(row.size):
+        grad[c] = f32(2) * (grad[c] - total * row[c])
+
+
+@intrinsic
+def _prefetch_vector(context, vectors, sums, row):
+    """Prefetch a row of `vectors`, followed by `sums`."""
+
+    def build(context, builder, signature, args):
+        at = VectorBuilder(context, builder, signature, args, ("vectors", "sums", "row"))
+        first = _vector_pointer(at, at["row"], at.i64(0))
+
+        def step(c, _):
+            prefetch_address(builder, builder.gep(first, [c]))
+            return []
+
+        at.loop(at.size("vectors", 1), CACHE_LINE, [], step)
+        return nothing(context)
+
+    return types.none(vectors, sums, types.int64), build
+
+
+@inline
+def prefetch_summands(keys, start, stop, summands, target):
+    """Prefetch what the summands of keys[start] .. keys[stop - 1] need."""
+    for i in range(start, stop):
+        row = keys[i] >> 32
+        _prefetch_vector(summands.vectors, summands.sums, np.int64(summands.origin[keys[i] & SUMMAND_MASK]))
+        prefetch_row(target.table, row)
+        prefetch_row(target.state, row)
 
 
 @inline
@@ -401,6 +487,7 @@ def update_bucket(bucket, buckets, summands, target, counts, grad):
     keys, spare = buckets.keys[low:high], buckets.spare[low:high]
     ordered = spare if sort_bucket(keys, spare, low_bits, counts) else keys
     start, next_row = 0, bucket << low_bits
+    prefetch_summands(ordered, 0, min(PREFETCH_DISTANCE, ordered.size), summands, target)
     while start < ordered.size:
         index = ordered[start] >> 32
         if with_dense:
@@ -409,20 +496,12 @@ def update_bucket(bucket, buckets, summands, target, counts, grad):
         stop = start + 1
         while stop < ordered.size and ordered[stop] >> 32 == index:
             stop += 1
-        for e in range(start + PREFETCH_DISTANCE, min(stop + PREFETCH_DISTANCE, ordered.size)):
-            origin = summands.origin[ordered[e] & SUMMAND_MASK]
-            if origin < 0:
-                prefetch_row(summands.vectors, ~origin)
-            else:
-                prefetch_row(summands.sums, origin)
-            if ordered[e] >> 32 != ordered[e - 1] >> 32:
-                prefetch_row(table, ordered[e] >> 32)
-                prefetch_row(target.state, ordered[e] >> 32)
+        ahead = min(start + PREFETCH_DISTANCE, ordered.size)
+        prefetch_summands(ordered, ahead, min(stop + PREFETCH_DISTANCE, ordered.size), summands, target)
         row = table[index]
-        total = sum_summands(ordered[start:stop], summands, grad)
+        sum_summands(ordered, start, stop, summands, grad)
         if target.l2:
-            for c in range(row.size):
-                grad[c] = f32(2) * (grad[c] - total * row[c])
+            subtract_totals(ordered, start, stop, summands.totals, row, grad)
         if with_dense:
             for c in range(row.size):
                 grad[c] += target.dense[index, c]
@@ -452,24 +531,24 @@ def summands_of(function: str, terms: GradientTerms) -> Summands:
     if terms.shared is not None:
         return sum_shared(arrays, divide(function, terms.shared, TILE))
     m = arrays.rows.shape[1]
-    coefficients, origin = arrays.coefficients.ravel(), ~arrays.sources if m == 1 else np.repeat(~arrays.sources, m)
+    coefficients, origin = arrays.coefficients.ravel(), arrays.sources if m == 1 else np.repeat(arrays.sources, m)
     totals = coefficients
     if terms.totals is not None:
         totals = view(function, "totals", terms.totals, terms.rows.shape, FLOAT32).ravel()
-    no_sums = np.empty((0, arrays.vectors.shape[1]), f32)
-    return Summands(arrays.rows.ravel(), coefficients, totals, origin, arrays.vectors, no_sums)
+    sums = np.empty((0, arrays.vectors.shape[1]), f32)
+    if terms.sums is not None:
+        sums = view(function, "sums", terms.sums, (None, None), FLOAT32)
+    return Summands(arrays.rows.ravel(), coefficients, totals, origin, arrays.vectors, sums)
 
 
 def merge_shared(terms: GradientTerms) -> GradientTerms:
     """Return the terms without `shared`: those of a shared negative are summed over the lists of a tile."""
     if terms.totals is not None:
-        return terms
+        return terms.joined()
     summands = summands_of("merge_shared", terms)
-    origin, n_vectors = summands.origin, len(terms.vectors)
-    sources = np.where(origin < 0, ~origin, origin + n_vectors).astype(np.int32)
     rows, weights, totals = (torch.from_numpy(x)[:, None] for x in (summands.rows, summands.weights, summands.totals))
-    vectors = torch.cat([terms.vectors, torch.from_numpy(summands.sums)])
-    return GradientTerms(rows, weights, vectors, torch.from_numpy(sources), None, totals)
+    sums = torch.from_numpy(summands.sums)
+    return GradientTerms(rows, weights, terms.vectors, torch.from_numpy(summands.origin), None, totals, sums).joined()
 
 
 def update_rows(
@@ -494,9 +573,7 @@ def update_rows(
     rounding : round the rows that took the step to numbers of bfloat16, which float32 holds
     """
     name = "update_rows"
-    check_update(table, state, terms, lr, score, dense, rounding)
-    if math.isnan(lr):
-        return
+    check_update(table, state, terms, lr, score, dense, rounding, values=terms.shared is not None)
     R, d = table.shape
     target = Target(
         view(name, "table", table, (None, None), FLOAT32),
@@ -513,9 +590,13 @@ def update_rows(
 
     E, row_bits = len(summands.rows), max(1, (R - 1).bit_length())
     work = E + dense_rows
-    bucket_bits = min(row_bits, MAX_BUCKET_BITS, max(0, work.bit_length() - 7))  # buckets of a hundred summands or more
+    bucket_bits = min(row_bits, MAX_BUCKET_BITS, max(0, work.bit_length() - 9))  # buckets of 256 summands or more
     low_bits, n_buckets = row_bits - bucket_bits, 1 << bucket_bits
-    buckets = distribute(summands.rows, low_bits, n_buckets)
+    buckets = distribute(summands, R, low_bits, n_buckets)
+    if buckets is None:
+        check_update(table, state, terms, lr, score, dense, rounding)  # says what is invalid
+    if buckets is None or math.isnan(lr):
+        return
     # Tasks of equal work, not of equal numbers of buckets: some rows are far more popular than others. Between shorter
     # ones, a thread that wakes up finds the interpreter in use again.
     tasks = 1 if threads.n_threads() == 1 else max(1, min(8 * threads.n_threads(), work // UPDATE_TASK))

@@ -366,8 +366,8 @@ def update_rows(
     Nothing here waits for a GPU, and the sizes of all tensors depend only on the shapes of the arguments.
     """
     check_update(table, state, terms, lr, score, dense, rounding, values=table.device.type == "cpu")
-    if terms.totals is not None:  # `merge_shared` returns none here
-        raise InputError("update_rows: totals are for terms that were merged on the CPU")
+    if terms.totals is not None or terms.sums is not None:  # `merge_shared` returns none here
+        raise InputError("update_rows: totals and sums are for terms that were merged on the CPU")
     n_rows, d = table.shape
     rows, coefficients, vectors, sources = (x.contiguous() for x in terms[:4])
     terms, shared = GradientTerms(rows, coefficients, vectors, sources), terms.shared

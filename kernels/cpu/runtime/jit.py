@@ -8,6 +8,7 @@ from typing import Any
 import numba.extending
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_process_triple
 from numba import njit, types
 
 from drm_triton.kernels.cpu.runtime.numba_private import (
@@ -62,18 +63,22 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return numba.extending.intrinsic(function)
 
 
+def prefetch_address(builder, address):
+    """Build a prefetch of the cache line of an address."""
+    i32 = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [VOID_POINTER, i32, i32, i32])
+    function = llvm_function(builder, kind, "llvm.prefetch.p0i8")
+    # a read, into every level of the data cache
+    builder.call(function, [builder.bitcast(address, VOID_POINTER), i32(0), i32(3), i32(1)])
+
+
 @intrinsic
 def prefetch(context, table, offset):
     """Prefetch the cache line of element `offset` of a C-contiguous array."""
 
     def build(context, builder, signature, args):
         table, offset = args
-        data = data_pointer(context, builder, signature.args[0], table)
-        address = builder.bitcast(builder.gep(data, [offset]), VOID_POINTER)
-        i32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [VOID_POINTER, i32, i32, i32])
-        function = llvm_function(builder, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [address, i32(0), i32(3), i32(1)])  # a read, into every level of the data cache
+        prefetch_address(builder, builder.gep(data_pointer(context, builder, signature.args[0], table), [offset]))
         return nothing(context)
 
     return types.none(table, types.int64), build
@@ -85,3 +90,16 @@ def prefetch_row(table, row):
     d = table.shape[1]
     for column in range(0, d, CACHE_LINE):
         prefetch(table, np.int64(row) * d + column)
+
+
+@intrinsic
+def is_set_after_pause(context, flag):
+    """Pause for a moment; then return whether the first element of an int32 array, which others may write, is not 0."""
+
+    def build(context, builder, signature, args):
+        if get_process_triple().startswith(("x86_64", "i686")):  # other processors wait less than 10 ns
+            builder.call(llvm_function(builder, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"), [])
+        value = builder.load_atomic(data_pointer(context, builder, signature.args[0], args[0]), "acquire", 4)
+        return builder.icmp_signed("!=", value, ir.IntType(32)(0))
+
+    return types.boolean(flag), build

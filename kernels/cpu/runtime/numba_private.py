@@ -216,6 +216,11 @@ def data_pointer(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return context.make_array(kind)(context, builder, value).data
 
 
+def array_shape(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Return the shape of an array, an argument of an intrinsic."""
+    return context.make_array(kind)(context, builder, value).shape
+
+
 def llvm_function(builder: Any, kind: Any, name: str) -> Any:
     """Return the LLVM intrinsic of this name."""
     return cgutils.get_or_insert_function(builder.module, kind, name)

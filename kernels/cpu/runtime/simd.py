@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 
 from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic
-from drm_triton.kernels.cpu.runtime.numba_private import data_pointer, nothing, target_features
+from drm_triton.kernels.cpu.runtime.numba_private import array_shape, data_pointer, nothing, target_features
 
 FEATURES = target_features()
 AVX512 = "avx512f" in FEATURES
@@ -44,6 +44,11 @@ class VectorBuilder:
         """Pointer of type `kind`, by default `element`, to an element of an array."""
         data = data_pointer(self.context, self.builder, self.types[array], self.args[array])
         return self.builder.bitcast(self.builder.gep(data, [offset]), (kind or self.element).as_pointer())
+
+    def size(self, array, axis):
+        """Length of an array along an axis."""
+        shape = array_shape(self.context, self.builder, self.types[array], self.args[array])
+        return self.builder.extract_value(shape, axis)
 
     def load(self, array, offset, kind=None):
         """Load the element at `offset`, or the vector that begins there if `kind` is a vector type."""
@@ -82,6 +87,25 @@ class VectorBuilder:
         builder.cbranch(builder.icmp_signed("<", following, stop), loop, done)
         builder.position_at_end(done)
         return results
+
+    def sum_rows(self, count, starts, entry):
+        """Return `starts` plus the sum of weight * row over `count` entries, one or more.
+
+        entry(i) returns the weight, and a pointer to the row, of which as many vectors are added as there are `starts`.
+        """
+        builder = self.builder
+
+        def step(i, totals):
+            weight, row = entry(i)
+            weight, results = self.splat(weight), []
+            for v, total in enumerate(totals):
+                place = builder.bitcast(builder.gep(row, [self.i64(v * self.lanes)]), self.vector.as_pointer())
+                x = builder.load(place)
+                x.align = 4
+                results.append(builder.fadd(total, builder.fmul(weight, x, flags=FUSED), flags=FUSED))
+            return results
+
+        return self.loop(count, 1, starts, step)
 
 
 @inline

@@ -78,17 +78,24 @@ def test_memory_beyond_what_is_kept() -> None:
     assert any(block.size == large.nbytes for block in _kept)
 
 
+@pytest.mark.skipif(max_threads() < 2, reason="one thread")
 def test_a_thread_that_has_not_begun_is_not_waited_for() -> None:
     threads.set_threads(2)
-    threads.run([lambda: None] * 2)  # starts the pool
-    busy, done = threading.Event(), []
-    blocked = [threads._submit(lambda: busy.wait(HANG)) for _ in range(max_threads())]
+    begun, busy, done = threading.Barrier(3, timeout=HANG), threading.Event(), []
+
+    def keep_busy() -> None:
+        threads.set_threads(2)
+        threads.run([lambda: (begun.wait(), busy.wait(HANG))] * 2)
+
+    other = threading.Thread(target=keep_busy)  # with the thread that the next call would use
+    other.start()
     try:
+        begun.wait()
         threads.run([lambda: done.append(1)] * 5)
         assert len(done) == 5
-        assert not any(other.done() for other in blocked)
     finally:
         busy.set()
+        other.join()
 
 
 @pytest.mark.skipif(max_threads() < 2, reason="one thread")

@@ -26,7 +26,7 @@ def item_gradient(terms: GradientTerms, V: Tensor, score: Score) -> Tensor:
     rows, V = terms.rows.long(), V.double()
     coefficients = terms.coefficients.double()
     totals = coefficients if terms.totals is None else terms.totals.double()
-    x = coefficients[:, :, None] * terms.vectors.double()[terms.sources.long()][:, None]
+    x = coefficients[:, :, None] * terms.joined().vectors.double()[terms.sources.long()][:, None]
     if score == "l2":
         x = 2 * (x - totals[:, :, None] * V[rows])
     return torch.zeros_like(V).index_add_(0, rows.flatten(), x.flatten(0, 1))

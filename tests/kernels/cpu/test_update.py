@@ -108,6 +108,20 @@ def test_results_do_not_depend_on_threads(dense: bool) -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("score", ["dot", "l2"])
+@pytest.mark.parametrize("d", [3, 64, 90])
+@pytest.mark.parametrize("first", [1, 4, 9])
+def test_further_vectors(score: str, d: int, first: int) -> None:
+    """Sources from `first` on refer to `sums`; the step is the same to the bit."""
+    table, state, terms = random_terms(5, 300, d, 200, 3)
+    other_table, other_state = table.clone(), state.clone()
+    cpu.update_rows(table, state, terms, 0.1, score)
+    parts = terms._replace(vectors=terms.vectors[:first], sums=terms.vectors[first:])
+    cpu.update_rows(other_table, other_state, parts, 0.1, score)
+    assert torch.equal(table, other_table)
+    assert torch.equal(state, other_state)
+
+
 def test_no_terms_and_no_dense_gradient() -> None:
     table, state, _ = random_terms(3, 5, 4, 2, 1)
     before = table.clone()
@@ -125,6 +139,9 @@ def test_no_terms_and_no_dense_gradient() -> None:
         (lambda t: {"score": "hamming"}, "update_rows: score must be one of dot, l2, cosine, got 'hamming'"),
         (lambda t: {"table": torch.ones(4, 5).T}, "update_rows: table is changed in place and must be"),
         (lambda t: {"table": t.vectors[:5]}, "update_rows: vectors must not be, or overlap, the table"),
+        (lambda t: {"terms": t._replace(sums=torch.ones(2, 3))}, r"update_rows: sums must have shape \[any, 4\]"),
+        (lambda t: {"terms": t._replace(sources=t.sources + 9, sums=torch.ones(2, 4))}, r"must be in \[0, 11\)"),
+        (lambda t: {"table": (sums := torch.ones(5, 4)), "terms": t._replace(sums=sums)}, "sums must not be, or overlap"),
         (lambda t: {"dense": torch.ones(4, 4)}, r"update_rows: dense must have shape \[5, 4\], got \[4, 4\]"),
     ],
 )
