@@ -68,18 +68,16 @@ def column_buffers(n, ranks):
 def exp(at, x):
     """Return exp(x) for x <= 0, as `softsort.exp` does, and 0 for NaN."""
     builder, integers = at.builder, at.integers
-    smallest = at.constant(SMALLEST)
-    y = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
-    k = builder.fptosi(at.fused(y, at.constant(LOG2E), at.constant(-0.5)), integers)
+    k = builder.fptosi(at.fused(x, at.constant(LOG2E), at.constant(-0.5)), integers)  # any number if x is too small
     steps = builder.sitofp(k, at.vector)
-    r = at.fused(steps, at.constant(-LN2_LOW), at.fused(steps, at.constant(-LN2_HIGH), y))
+    r = at.fused(steps, at.constant(-LN2_LOW), at.fused(steps, at.constant(-LN2_HIGH), x))
     p = at.constant(EXP_POLYNOMIAL[0])
     for coefficient in EXP_POLYNOMIAL[1:]:
         p = at.fused(p, r, at.constant(coefficient))
     p = builder.fadd(at.fused(p, builder.fmul(r, r), r), at.constant(1))
     bits = builder.shl(builder.add(k, ir.Constant(integers, [127] * at.lanes)), ir.Constant(integers, [23] * at.lanes))
     value = builder.fmul(p, builder.bitcast(bits, at.vector))
-    return builder.select(builder.fcmp_ordered(">=", x, smallest), value, at.zero)
+    return builder.select(builder.fcmp_ordered(">=", x, at.constant(SMALLEST)), value, at.zero)
 
 
 @row_operation("scores", "s", "order", "n")
@@ -123,30 +121,29 @@ def _exchange(at):
     at.write(builder.select(swap, i, j), "order", b)
 
 
-@row_operation("s", "size", "R", "n")
+@row_operation("s", "R", "n")
 def _sum_above(at):
-    """R_i = sum_{l < i} (s_l - s_i). All terms are positive, so nothing cancels."""
-    builder, size = at.builder, at.read("size", at.i64(0))
+    """R_i = sum_{l < i} (s_l - s_i), inf after the last item. All terms are positive, so nothing cancels."""
 
     def step(i, carried):
         total, upper = carried
-        row = at.number(i)
-        score = builder.select(builder.fcmp_ordered("<", row, size), at.read("s", i), upper)
-        total = at.fused(row, builder.fsub(upper, score), total)
+        score = at.read("s", i)
+        total = at.fused(at.number(i), at.builder.fsub(upper, score), total)
         at.write(total, "R", i)
         return [total, score]
 
     at.loop(at["n"], 1, [at.zero, at.read("s", at.i64(0))], step)
 
 
-@row_operation("s", "R", "size", "P", "totals", "n", "row_slot", "row_rank", "c", "scale")
+@row_operation("s", "R", "P", "totals", "n", "row_slot", "row_rank", "c", "scale")
 def _relaxed_row(at):
     """P_k for k = rank + 1, times the total that is written to totals; 0 after the last item.
 
     With c = 2k - 1 and scale = -1 / tau. P_k is largest at row k, from which the exponents are counted: differences of
-    scores do not overflow where c s / tau would.
+    scores do not overflow where c s / tau would. After the last item, R - R_k is inf and s - s_k is -inf, so that the
+    exponent is NaN, of which `exp` makes 0.
     """
-    builder, size, rank = at.builder, at.read("size", at.i64(0)), at["row_rank"]
+    builder, rank = at.builder, at["row_rank"]
     c, scale, first = at.splat(at["c"]), at.splat(at["scale"]), builder.mul(at["row_slot"], at["n"])
     top, R_top = at.read("s", rank), at.read("R", rank)
 
@@ -154,7 +151,7 @@ def _relaxed_row(at):
         rise, gap = builder.fsub(at.read("R", i), R_top), builder.fsub(at.read("s", i), top)
         exponent = builder.fmul(scale, at.fused(c, gap, builder.fadd(rise, rise)))
         exponent = builder.select(builder.fcmp_ordered(">", exponent, at.zero), at.zero, exponent)  # rounding
-        value = builder.select(builder.fcmp_ordered("<", at.number(i), size), exp(at, exponent), at.zero)
+        value = exp(at, exponent)
         at.write(value, "P", builder.add(first, i))
         return [builder.fadd(carried[0], value)]
 
@@ -284,11 +281,11 @@ def drm_of_columns(columns, n, rho, lam, tau):
     size, s, order, w, R, P, totals, q, G, above, ds, of_lists = columns
     kept, factor = P.shape[0] - 1, of_lists[2]
     sort_columns(s, order, n)
-    _sum_above(s, size, R, n)
+    _sum_above(s, R, n)
     q[:n] = f32(0)
     for rank in range(w.shape[0]):
         slot = min(rank, kept)
-        _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
+        _relaxed_row(s, R, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
         for t in range(WIDTH):
             factor[t] = w[rank, t] / totals[rank, t] if w[rank, t] != 0 else f32(0)
         _add_row(P, factor, q, n, slot)
@@ -298,7 +295,7 @@ def drm_of_columns(columns, n, rho, lam, tau):
     for rank in range(w.shape[0]):
         slot = min(rank, kept)
         if slot == kept:
-            _relaxed_row(s, R, size, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
+            _relaxed_row(s, R, P, totals, n, slot, rank, f32(2 * rank + 1), f32(-1 / tau))
         _mean(P, q, of_lists, n, slot)
         for t in range(WIDTH):
             counts = w[rank, t] != 0
