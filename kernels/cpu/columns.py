@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline
 from drm_triton.kernels.cpu.runtime.rows import row_operation
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
+from drm_triton.kernels.cpu.runtime.sort import rows_to_sort, sort_columns
 from drm_triton.kernels.cpu.softsort import EXP_POLYNOMIAL, KEPT, LN2_HIGH, LN2_LOW, LOG2E, SMALLEST
 
 f32 = np.float32
@@ -32,8 +33,8 @@ class Columns(NamedTuple):
     """WIDTH lists of up to n items, and buffers for them. L is WIDTH."""
 
     size: NDArray[np.float32]  # [L], number of items of each list
-    s: NDArray[np.float32]  # [n, L] scores, -inf after the last item
-    order: NDArray[np.int32]  # [n, L] positions in the list; those below rho are positives
+    s: NDArray[np.float32]  # [rows to sort n, L] scores, -inf after the last item
+    order: NDArray[np.int32]  # [rows to sort n, L] positions in the list; those below rho are positives
     w: NDArray[np.float32]  # [K, L] rank weights
     R: NDArray[np.float32]  # [n, L]
     P: NDArray[np.float32]  # [min(K, KEPT) + 1, n, L], P_k times totals[k - 1] for the ranks kept, and one more
@@ -48,19 +49,19 @@ class Columns(NamedTuple):
 @allocating
 def column_buffers(n, ranks):
     """Allocate WIDTH lists of up to n items."""
-    rows = np.empty((6, n, WIDTH), np.float32)
+    rows, sorted_rows = np.empty((5, n, WIDTH), np.float32), rows_to_sort(n)
     return Columns(
         np.zeros(WIDTH, np.float32),
-        rows[0],
-        np.zeros((n, WIDTH), np.int32),
+        np.empty((sorted_rows, WIDTH), np.float32),
+        np.zeros((sorted_rows, WIDTH), np.int32),
         np.zeros((ranks, WIDTH), np.float32),
-        rows[1],
+        rows[0],
         np.empty((min(ranks, KEPT) + 1, n, WIDTH), np.float32),
         np.zeros((ranks, WIDTH), np.float32),
+        rows[1],
         rows[2],
         rows[3],
         rows[4],
-        rows[5],
         np.zeros((3, WIDTH), np.float32),
     )
 
@@ -106,19 +107,6 @@ def pad_columns(at):
         return []
 
     at.loop(at["n"], 1, [], step)
-
-
-@row_operation("s", "order", "row_a", "row_b")
-def _exchange(at):
-    """Swap rows a < b of s, and of order, in the lanes in which s_b > s_a."""
-    builder, a, b = at.builder, at["row_a"], at["row_b"]
-    x, y = at.read("s", a), at.read("s", b)
-    i, j = at.read("order", a, at.integers), at.read("order", b, at.integers)
-    swap = builder.fcmp_ordered(">", y, x)
-    at.write(builder.select(swap, y, x), "s", a)
-    at.write(builder.select(swap, x, y), "s", b)
-    at.write(builder.select(swap, j, i), "order", a)
-    at.write(builder.select(swap, i, j), "order", b)
 
 
 @row_operation("s", "R", "n")
@@ -250,25 +238,6 @@ def _add_pairs_up(at):
 
     start = [at.read("s", last), at.number(at["n"]), at.read("above", last)]
     at.loop(at["n"], 1, start, step)
-
-
-@inline
-def sort_columns(s, order, n):
-    """Sort the first n rows of each lane by descending score: Batcher's odd-even merge sort, for any n.
-
-    Equal scores may come in any order, which depends on n and on the scores of the lane.
-    """
-    merged = 1
-    while merged < n:
-        blocks = -2 * merged  # the high bits of a row: its number in blocks of 2 * merged
-        distance = merged
-        while distance >= 1:
-            for start in range(distance & (merged - 1), n - distance, 2 * distance):
-                for a in range(start, min(start + distance, n - distance)):
-                    if (a ^ (a + distance)) & blocks == 0:
-                        _exchange(s, order, a, a + distance)
-            distance >>= 1
-        merged <<= 1
 
 
 @inline

@@ -141,7 +141,10 @@ def test_no_terms_and_no_dense_gradient() -> None:
         (lambda t: {"table": t.vectors[:5]}, "update_rows: vectors must not be, or overlap, the table"),
         (lambda t: {"terms": t._replace(sums=torch.ones(2, 3))}, r"update_rows: sums must have shape \[any, 4\]"),
         (lambda t: {"terms": t._replace(sources=t.sources + 9, sums=torch.ones(2, 4))}, r"must be in \[0, 11\)"),
-        (lambda t: {"table": (sums := torch.ones(5, 4)), "terms": t._replace(sums=sums)}, "sums must not be, or overlap"),
+        (
+            lambda t: {"table": (sums := torch.ones(5, 4)), "terms": t._replace(sums=sums)},
+            "sums must not be, or overlap",
+        ),
         (lambda t: {"dense": torch.ones(4, 4)}, r"update_rows: dense must have shape \[5, 4\], got \[4, 4\]"),
     ],
 )
