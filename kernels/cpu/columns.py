@@ -247,7 +247,7 @@ def drm_of_columns(columns, n, rho, lam, tau):
     `size`, `s`, `order` and `w` say what the lists are; they have `rho` positives each. ||y - Q||^2 is written to the
     first row of `of_lists`, and the gradient to `ds`, in the order of `order`.
     """
-    size, s, order, w, R, P, totals, q, G, above, ds, of_lists = columns
+    _, s, order, w, R, P, totals, q, G, above, ds, of_lists = columns
     kept, factor = P.shape[0] - 1, of_lists[2]
     sort_columns(s, order, n)
     _sum_above(s, R, n)

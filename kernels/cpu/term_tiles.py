@@ -43,7 +43,7 @@ class TermBuffers(NamedTuple):
     active: ActiveBuffers
     hits: NDArray[np.float32]  # [n], for `average_precision_weights`
     w: NDArray[np.float32]  # [K]
-    g: NDArray[np.float32]  # [rho + padded eta, WIDTH] gradients to the scores
+    g: NDArray[np.float32]  # [rho + padded eta + 1, WIDTH] gradients to the scores
     totals: NDArray[np.float32]  # [WIDTH], their sums
     users: NDArray[np.float32]  # [WIDTH, padded d] factors of the users
     user_grad: NDArray[np.float32]  # [WIDTH, padded d]
@@ -73,7 +73,7 @@ def term_buffers(n, eta, d, weights, short):
         active_buffers(weights.size),
         np.empty(n, np.float32),
         np.empty(weights.size, np.float32),
-        np.empty((rho + height, WIDTH), np.float32),
+        np.empty((rho + height + 1, WIDTH), np.float32),
         np.empty(WIDTH, np.float32),
         np.zeros((WIDTH, width), np.float32),
         np.empty((WIDTH, width), np.float32),
@@ -197,20 +197,22 @@ def copy_rows(V, items, rows):
 
 
 @inline
-def scatter_gradients(lists, n, loss, buffers):
-    """Write the gradients to the scores of the lists to `g`, 0 where there is none."""
-    columns, g, positions = buffers.columns, buffers.g, buffers.extremes.positions
+def scatter_gradients(lists, n, rows, loss, buffers):
+    """Write the gradients to the scores of the lists to `g`, 0 where there is none.
+
+    rows : of the columns. Those after the last item of a list are at position n, which no list has.
+    """
+    columns, g, positions, weights = buffers.columns, buffers.g, buffers.extremes.positions, buffers.weights
     g[:] = f32(0)
+    for i in range(rows):
+        for t in range(WIDTH):
+            g[np.uint64(columns.order[i, t]), t] = weights[t] * columns.ds[i, t]
     for t in range(lists):
-        weight = buffers.weights[t]
         if not buffers.finite[t]:  # one bad score makes the whole list NaN, so that it is noticed
             g[:n, t] = NAN
             continue
-        if loss.drm:
-            for i in range(np.int64(columns.size[t])):
-                g[columns.order[i, t], t] = weight * columns.ds[i, t]
-        g[positions[0, t], t] -= weight * buffers.hinge[1, t]
-        g[positions[1, t], t] += weight * buffers.hinge[1, t]
+        g[positions[0, t], t] -= weights[t] * buffers.hinge[1, t]
+        g[positions[1, t], t] += weights[t] * buffers.hinge[1, t]
 
 
 @inline
@@ -372,13 +374,13 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
         lists, first = end - begin, begin == start
         find_replaced(begin, end, groups, buffers.replaced, buffers.own)
         score_block(begin, end, group, inputs, groups, rho, buffers)
-        finite = find_hinge(begin, end, n, inputs, loss, buffers)
+        finite, rows = find_hinge(begin, end, n, inputs, loss, buffers), 0
         if loss.drm:
             rows = fill_columns(lists, n, short, loss, buffers)
             if rows > 0:
                 drm_of_columns(buffers.columns, rows, rho, loss.lam, loss.tau)
         store_losses(begin, end, loss, buffers, out)
-        scatter_gradients(lists, n, loss, buffers)
+        scatter_gradients(lists, n, rows, loss, buffers)
         if inputs.l2:
             sum_lists(lists, n, buffers)
         own_end = take_own(begin, end, own, inputs, rho, buffers, out)
