@@ -5,7 +5,8 @@ compares row i from the top with row i from the bottom, the others compare rows 
 before. All levels put the larger number above, so a row that is not there, which counts as -inf, need not be compared.
 
 LEVELS levels at a time are computed in registers, on groups of rows that no other row of these levels touches. Each
-number is then read and written once for them.
+number is then read and written once for them. The columns of one register are sorted before those of the next one: 200
+rows of both would not fit into the first-level cache.
 """
 
 import numpy as np
@@ -75,12 +76,7 @@ def _group(rows_above, rows_below, pairs):
         i64 = types.int64
         return types.none(s, order, i64, i64, i64, i64), build
 
-    @inline
-    def both(s, order, above, below, stride):
-        for lane in range(0, WIDTH, LANES):
-            group(s, order, above, below, stride, lane)
-
-    return both
+    return group
 
 
 def _halve(levels):
@@ -101,7 +97,7 @@ _fold_none, _fold_one, _fold_most = _fold(0), _fold(1), _fold(LEVELS - 1)
 
 
 @inline
-def _fold_blocks(s, order, n, merged, levels):
+def _fold_blocks(s, order, n, merged, levels, lane):
     """Compute the first level of the merge of sorted blocks of `merged` rows, and `levels` more."""
     stride = merged >> levels
     for start in range(0, n - merged, 2 * merged):
@@ -110,25 +106,25 @@ def _fold_blocks(s, order, n, merged, levels):
             if below - merged + stride >= n:  # none of the rows below is there
                 continue
             if levels == 0:
-                _fold_none(s, order, above, below, stride)
+                _fold_none(s, order, above, below, stride, lane)
             elif levels == 1:
-                _fold_one(s, order, above, below, stride)
+                _fold_one(s, order, above, below, stride, lane)
             else:
-                _fold_most(s, order, above, below, stride)
+                _fold_most(s, order, above, below, stride, lane)
 
 
 @inline
-def _halve_blocks(s, order, n, size, levels):
+def _halve_blocks(s, order, n, size, levels, lane):
     """Compute `levels` levels of blocks of `size` rows, the first at half that distance."""
     stride = size >> levels
     for start in range(0, n, size):
         for above in range(start, min(start + stride, n - stride)):
             if levels == 1:
-                _halve_one(s, order, above, 0, stride)
+                _halve_one(s, order, above, 0, stride, lane)
             elif levels == 2:
-                _halve_two(s, order, above, 0, stride)
+                _halve_two(s, order, above, 0, stride, lane)
             else:
-                _halve_block(s, order, above, 0, stride)
+                _halve_block(s, order, above, 0, stride, lane)
 
 
 @allocating
@@ -152,18 +148,19 @@ def sort_columns(s, order, n):
     for i in range(n, rows):
         for t in range(WIDTH):
             s[i, t] = -np.inf
-    for first in range(0, n, BLOCK):
-        _sort_block(s, order, first, 0, 1)
-    merged = BLOCK
-    while merged < n:
-        levels, halvings = 0, merged
-        while halvings > BLOCK and levels < LEVELS - 1:
-            levels, halvings = levels + 1, halvings >> 1
-        _fold_blocks(s, order, n, merged, levels)
-        while halvings > BLOCK:
-            levels, size = 0, halvings
-            while halvings > BLOCK and levels < LEVELS:
+    for lane in range(0, WIDTH, LANES):
+        for first in range(0, n, BLOCK):
+            _sort_block(s, order, first, 0, 1, lane)
+        merged = BLOCK
+        while merged < n:
+            levels, halvings = 0, merged
+            while halvings > BLOCK and levels < LEVELS - 1:
                 levels, halvings = levels + 1, halvings >> 1
-            _halve_blocks(s, order, n, size, levels)
-        _halve_blocks(s, order, n, BLOCK, LEVELS)
-        merged *= 2
+            _fold_blocks(s, order, n, merged, levels, lane)
+            while halvings > BLOCK:
+                levels, size = 0, halvings
+                while halvings > BLOCK and levels < LEVELS:
+                    levels, halvings = levels + 1, halvings >> 1
+                _halve_blocks(s, order, n, size, levels, lane)
+            _halve_blocks(s, order, n, BLOCK, LEVELS, lane)
+            merged *= 2
