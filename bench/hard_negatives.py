@@ -18,7 +18,8 @@ import torch
 from drm_triton import Dataset, TrainConfig
 from drm_triton.bench.quality import RESULTS, prepared
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.protocol import Backend, ListBatch, ListPlan, Objective
+from drm_triton.kernels.batches import ListBatch
+from drm_triton.kernels.protocol import Backend, ListPlan, Objective
 from drm_triton.machine import processor
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.engine import SingleProcess
@@ -36,17 +37,15 @@ def with_hard_negatives(backend: Backend, state: State) -> Backend:
     def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
         if not wide_plans:
             wide_plans.append(dataclasses.replace(plan, eta=CANDIDATES))
-        users, items, _ = batch = backend.sample_lists(wide_plans[0], epoch, start, stop)
-        negatives = items[:, plan.rho :]
+        batch = backend.sample_lists(wide_plans[0], epoch, start, stop)
+        positives, negatives = batch.positives(plan.rho), batch.items[:, plan.rho :]
         scores = backend.list_gradients(state.U, state.V, batch, Objective(plan.rho, drm=False)).scores
         hardest = scores[:, plan.rho :].topk(plan.eta, dim=1).indices
-        return ListBatch(users, torch.cat([items[:, : plan.rho], negatives.gather(1, hardest)], dim=1))
+        return ListBatch(batch.users, torch.cat([positives, negatives.gather(1, hardest)], dim=1))
 
     return cast(
         Backend,
-        SimpleNamespace(
-            sample_lists=sample_lists, list_gradients=backend.list_gradients, update_rows=backend.update_rows
-        ),
+        SimpleNamespace(sample_lists=sample_lists, list_terms=backend.list_terms, update_rows=backend.update_rows),
     )
 
 

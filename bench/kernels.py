@@ -270,7 +270,8 @@ def step(size: Sizes, quick: bool) -> list[Row]:
     U, V = factors(size.users, d, device, 1), factors(size.items, d, device, 2)
     rows = []
     for B in (size.batch,) if quick else (size.batch, 2 * size.batch, 4 * size.batch):
-        users, items, _ = ours.sample_lists(unshared_plan, 1, 0, B)
+        lists = ours.sample_lists(unshared_plan, 1, 0, B)
+        users, items = lists.users, lists.items
         runners: dict[str, Callable[[], object]] = {
             "ours": baselines.backend_step(ours, plan, U, V, Objective(rho), B),
             "ours, share 1": baselines.backend_step(ours, unshared_plan, U, V, Objective(rho), B),

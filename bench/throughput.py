@@ -50,6 +50,7 @@ from drm_triton.bench.record import RESULTS, Row, Setting, environment, fastest,
 from drm_triton.data.dataset import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.kernels import get_backend
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.cpu.losses import score_items
 from drm_triton.kernels.cpu.runtime import threads
@@ -87,8 +88,9 @@ def lightfm(train: CSR, factors: int, draws: int) -> tuple[Any, Setting]:
     return model, fastest({f"threads {n}": (train.nnz, partial(epoch, n)) for n in thread_counts()})
 
 
-def plain_torch(U: Tensor, V: Tensor, users: Tensor, items: Tensor, rho: int, sparse: bool) -> Setting:
+def plain_torch(U: Tensor, V: Tensor, lists: ListBatch, rho: int, sparse: bool) -> Setting:
     """Return a training step of plain PyTorch with its best batch of these lists."""
+    users, items = lists.users, lists.items
     return fastest(
         {f"batch {B}": (rho * B, baselines.torch_step(U, V, users[:B], items[:B], rho, sparse)) for B in BATCHES}
     )
@@ -114,10 +116,10 @@ def gather_lists(start, stop, U, V, users, items, scores):  # type: ignore[no-un
         score_items(U[users[b]], V, items[b], items[min(b + 1, stop - 1)], False, scores[b])
 
 
-def gather(U: Tensor, V: Tensor, users: Tensor, items: Tensor) -> Callable[[], None]:
+def gather(U: Tensor, V: Tensor, lists: ListBatch) -> Callable[[], None]:
     """Return a function that reads the rows of a batch once, on all threads."""
-    arrays = [x.numpy() for x in (U, V, users, items, torch.empty(items.shape))]
-    return lambda: threads.split(gather_lists, len(users), 16, *arrays)
+    arrays = [x.numpy() for x in (U, V, lists.users, lists.items, torch.empty(lists.items.shape))]
+    return lambda: threads.split(gather_lists, len(lists.users), 16, *arrays)
 
 
 BUFFALO = """
@@ -176,7 +178,7 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
         list_plan(dataclasses.replace(config, share=share), train, device) for share in (config.share, 1)
     )
     state, per_positive = initial_state(config, train, device), eta // rho
-    users, items, _ = backend.sample_lists(unshared_plan, 0, 0, BATCH)
+    lists = backend.sample_lists(unshared_plan, 0, 0, BATCH)
     objective, usual = objective_of(config, train.shape[1]), config.batch_in_force
     warp, of_lightfm = lightfm(train, factors, per_positive)
 
@@ -187,12 +189,10 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
         "ours": ours(plan, BATCH),
         "ours, default batch": ours(plan, usual),
         "ours, share 1": ours(unshared_plan, BATCH),
-        "plain PyTorch, dense": plain_torch(state.U, state.V, users, items, rho, sparse=False),
-        "plain PyTorch, sparse": plain_torch(state.U, state.V, users, items, rho, sparse=True),
+        "plain PyTorch, dense": plain_torch(state.U, state.V, lists, rho, sparse=False),
+        "plain PyTorch, sparse": plain_torch(state.U, state.V, lists, rho, sparse=True),
         "LightFM WARP": of_lightfm,
-        "limit: the two gathers alone": Setting(
-            f"batch {BATCH}", rho * BATCH / 2, gather(state.U, state.V, users, items)
-        ),
+        "limit: the two gathers alone": Setting(f"batch {BATCH}", rho * BATCH / 2, gather(state.U, state.V, lists)),
     }
     times = time_in_turns({name: setting.run for name, setting in settings.items()}, seconds=20)
     rates = {name: setting.work / times[name] for name, setting in settings.items()}

@@ -15,17 +15,9 @@ import torch
 from torch import Tensor
 
 from drm_triton.kernels import reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.precision import arithmetic, table_type
-from drm_triton.kernels.protocol import (
-    Backend,
-    CatalogueBatch,
-    GradientTerms,
-    ListBatch,
-    ListPlan,
-    Objective,
-    Rounding,
-    row_score,
-)
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, Rounding, row_score
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.names import LOSSES, Score
 

@@ -20,16 +20,8 @@ from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.names import LOSSES, MAX_SEED, TAU_RANGE, Score
 
 if TYPE_CHECKING:
-    from drm_triton.kernels.protocol import (
-        CatalogueBatch,
-        GradientTerms,
-        ListBatch,
-        ListPlan,
-        Objective,
-        PackedItems,
-        Rounding,
-        SharedNegatives,
-    )
+    from drm_triton.kernels.batches import ListBatch, SharedNegatives
+    from drm_triton.kernels.protocol import CatalogueBatch, GradientTerms, ListPlan, Objective, PackedItems, Rounding
 
 CSR_CHUNK = 1 << 24  # indices checked at a time
 FLOATS, INT32, INT64, BOOL = (torch.float32, torch.float64), (torch.int32,), (torch.int64,), (torch.bool,)
@@ -161,13 +153,12 @@ def check_sample_users(plan: ListPlan, seeds: Tensor, epoch: int, most: int) -> 
 
 def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, values: bool = True) -> None:
     """Check the arguments of `list_gradients`; the values of the batch only if `values`."""
-    name, users, items = "list_gradients", batch.users, batch.items
+    name, users = "list_gradients", batch.users
     check_tensor(name, "U", U, (None, None), TABLES)
     check_tensor(name, "V", V, (None, U.shape[1]), (U.dtype,))
     check_tensor(name, "users", users, (None,), INT32)
-    check_tensor(name, "items", items, (len(users), None), INT32)
-    check_devices(name, U=U, V=V, users=users, items=items)
-    n = items.shape[1]
+    n = batch.check_shapes(name, objective.rho)
+    check_devices(name, U=U, V=V, users=users)
     if not objective.rho < n:
         raise InputError(f"{name}: a list needs more than rho = {objective.rho} items, the negatives, got {n}")
     if objective.at_k:
@@ -177,11 +168,9 @@ def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, va
     for label, table in (("U", U), ("V", V)):
         if 0 in table.shape:
             raise InputError(f"{name}: {label} must have at least one row and one column, got {list(table.shape)}")
-    if batch.shared is not None:
-        _check_shared(name, batch.shared, items, objective.rho)
     if values:
         check_index(name, "users", users, len(U))
-        check_index(name, "items", items, len(V))
+        check_index(name, "items", batch.items, len(V))
         if batch.shared is not None:
             check_index(name, "the items of shared", batch.shared.items, len(V))
 
@@ -212,7 +201,7 @@ def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Obje
         check_rows(name, " of batch", batch.indptr, batch.indices, len(V))
 
 
-def _check_shared(function: str, shared: SharedNegatives, items: Tensor, rho: int | None = None) -> None:
+def check_shared(function: str, shared: SharedNegatives, items: Tensor, rho: int | None = None) -> None:
     """Check the shapes of shared negatives against the items [B, n] of their lists, rho of them positives if given."""
     check_integer(function, "the size of shared", shared.size, 1)
     B, n = items.shape
@@ -274,7 +263,7 @@ def check_update(
     if rows.numel() and 0 in vectors.shape:
         raise InputError(f"{name}: vectors must have at least one row and one column, got {list(vectors.shape)}")
     if shared is not None:
-        _check_shared(name, shared, rows)
+        check_shared(name, shared, rows)
     if totals is not None:
         check_tensor(name, "totals", totals, tuple(rows.shape), (dtype,))
         check_devices(name, table=table, totals=totals)

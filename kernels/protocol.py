@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from drm_triton.errors import InputError
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.checks import (
     INT32,
     INT64,
@@ -197,32 +198,12 @@ class ListPlan:
         users = torch.arange(len(self.indptr) - 1, device=self.indptr.device).repeat_interleave(self.indptr.diff())
         return users * self.n_items + self.indices
 
-    def list_weights(self, batch: "ListBatch") -> Tensor | None:
+    def list_weights(self, batch: ListBatch) -> Tensor | None:
         """Return the weight of each list, the mean weight of its positives: [B]. None if there are no weights."""
         if self.weights is None:
             return None
-        wanted = batch.users.long()[:, None] * self.n_items + batch.items[:, : self.rho]
+        wanted = batch.users.long()[:, None] * self.n_items + batch.positives(self.rho)
         return self.weights[torch.searchsorted(self.keys, wanted)].sum(1) / self.rho
-
-
-class SharedNegatives(NamedTuple):
-    """The negatives that groups of consecutive lists have in common.
-
-    List b belongs to group b // size. Its negative at position j is items[b // size, j], unless replaced[b, j]: the
-    shared draw is one of the user's items, and the list has a separate draw instead.
-    """
-
-    size: int  # lists in a group; the last group may have fewer
-    items: Tensor  # int32 [ceil(B / size), eta]
-    replaced: Tensor  # bool [B, eta]
-
-
-class ListBatch(NamedTuple):
-    """B training lists."""
-
-    users: Tensor  # int32 [B]
-    items: Tensor  # int32 [B, n], rho positives followed by eta negatives
-    shared: SharedNegatives | None = None  # None if each list has its own negatives
 
 
 class ListGradients(NamedTuple):
@@ -245,7 +226,7 @@ class ListGradients(NamedTuple):
         scores = parts.pop("scores")
         return ListGradients(scores, **{name: (weights if x.dim() == 1 else column) * x for name, x in parts.items()})
 
-    def terms(self, U: Tensor, batch: "ListBatch", weights: Tensor | None) -> "ListTerms":
+    def terms(self, U: Tensor, batch: ListBatch, weights: Tensor | None) -> "ListTerms":
         """Return what `Backend.list_terms` does, from these gradients of the batch."""
         if weights is not None:
             check_tensor("list_terms", "weights", weights, (len(self.loss),), (self.loss.dtype,))

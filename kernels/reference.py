@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.catalogue import catalogue_gradients as catalogue_gradients
 from drm_triton.kernels.checks import (
     check_items,
@@ -24,7 +25,6 @@ from drm_triton.kernels.precision import widened
 from drm_triton.kernels.protocol import (
     ADAGRAD_EPS,
     GradientTerms,
-    ListBatch,
     ListGradients,
     ListPlan,
     ListTerms,
@@ -32,7 +32,6 @@ from drm_triton.kernels.protocol import (
     PackedItems,
     Rounding,
     SeenItems,
-    SharedNegatives,
 )
 from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, ROUNDING_BLOCK, SHARED_BLOCK, USER
 from drm_triton.kernels.weights import rank_weights

@@ -18,11 +18,11 @@ from drm_triton.cli.doctor import format_report
 from drm_triton.exercises import OPERATIONS, Case
 from drm_triton.issue_file import add_section, anonymous
 from drm_triton.kernels import reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.protocol import (
     CatalogueBatch,
     CatalogueGradients,
     GradientTerms,
-    ListBatch,
     ListPlan,
     Objective,
     PackedItems,

@@ -106,7 +106,7 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
     for row in (almost, few):
         indptr, indices = torch.tensor([0, row.size]), torch.from_numpy(row)
         plan = ListPlan(indptr, indices, n_items, rho=3, eta=eta, user_sampling="uniform", share=share)
-        items = get_backend("cpu").sample_lists(plan, 0, 0, 200)[1].numpy()
+        items = get_backend("cpu").sample_lists(plan, 0, 0, 200).items.numpy()
         assert not np.isin(items[:, 3:], row).any()
 
     # The kernel's own functions, not compiled, count the random numbers and the reads of the user's items.

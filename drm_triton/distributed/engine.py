@@ -29,16 +29,9 @@ from drm_triton.distributed.rows import (
 )
 from drm_triton.distributed.sums import Subtree, TreeSum, subtrees_of, total_of_ranks
 from drm_triton.distributed.world import Chosen, World
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.catalogue import CataloguePlan
-from drm_triton.kernels.protocol import (
-    Backend,
-    CatalogueBatch,
-    GradientTerms,
-    ListBatch,
-    ListPlan,
-    Rounding,
-    row_score,
-)
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Rounding, row_score
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.names import Score
 from drm_triton.ranking.evaluate import average, evaluate_users
@@ -148,8 +141,7 @@ class Distributed:
         state, part = self.state, parts[self.world.rank]
         batch = self.sample_lists(plan, state.epoch, part.start, part.stop)
         users, own_users = distinct(batch.users)
-        groups = [] if batch.shared is None else [batch.shared.items.flatten()]
-        items, places = self._distinct_items(torch.cat([batch.items.flatten(), *groups]))
+        items, places = self._distinct_items(batch.ids())
         rank = self.world.rank
         U, V = fetch(
             self.world,
@@ -158,11 +150,8 @@ class Distributed:
                 Wanted.ascending(items, self.items, state.V, rank),
             ],
         )
-        n = batch.items.numel()
-        shared = batch.shared and batch.shared._replace(items=places[n:].reshape(batch.shared.items.shape))
-        local = ListBatch(own_users, places[:n].reshape(batch.items.shape), shared)
         if len(batch.users):
-            weights = plan.list_weights(batch)
+            local, weights = batch.renumbered(own_users, places), plan.list_weights(batch)
             lists = self.backend.list_terms(U, V, local, self.objective, weights, plan.n_items)
             losses = torch.stack([lists.losses[name] for name in LOSS_SUMS])
             terms = self.backend.merge_shared(lists.items)

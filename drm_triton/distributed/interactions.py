@@ -12,9 +12,10 @@ from torch import Tensor
 from drm_triton.data.csr import CSR
 from drm_triton.distributed.rows import Division, distinct
 from drm_triton.distributed.world import World
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.cpu.sampling import list_users, sample_lists
-from drm_triton.kernels.protocol import ListBatch, ListPlan
+from drm_triton.kernels.protocol import ListPlan
 
 
 class Interactions:

@@ -10,17 +10,9 @@ from torch import Tensor
 from drm_triton.config import TrainConfig
 from drm_triton.data.csr import CSR
 from drm_triton.errors import DrmError
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.catalogue import CataloguePlan
-from drm_triton.kernels.protocol import (
-    Backend,
-    CatalogueBatch,
-    GradientTerms,
-    ListBatch,
-    ListPlan,
-    Objective,
-    Rounding,
-    row_score,
-)
+from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, Rounding, row_score
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.kernels.torch_threads import one_torch_thread
 from drm_triton.training.covariance import covariance_gradient

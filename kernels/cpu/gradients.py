@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.checks import INT32, check_lists
 from drm_triton.kernels.cpu.losses import (
     LossParameters,
@@ -39,8 +40,8 @@ from drm_triton.kernels.cpu.runtime.jit import inline, kernel, prefetch_row
 from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_lists
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, padded
 from drm_triton.kernels.cpu.softsort import all_finite
-from drm_triton.kernels.cpu.tiles import divide, tile_bounds
-from drm_triton.kernels.protocol import ListBatch, ListGradients, Objective
+from drm_triton.kernels.cpu.tiles import groups_of, tile_bounds
+from drm_triton.kernels.protocol import ListGradients, Objective
 from drm_triton.kernels.weights import training_rank_weights
 from drm_triton.names import LOSSES
 
@@ -95,8 +96,8 @@ class GradientBuffers(NamedTuple):
 @inline
 def score_tile(tile, following, inputs, groups, buffers):
     """Compute the scores of the shared negatives of a tile; prefetch the rows of tile `following`."""
-    group, start, stop = tile_bounds(tile, groups)
-    next_group, next_start, next_stop = tile_bounds(following, groups)
+    group, start, stop = tile_bounds(tile, groups.tiles)
+    next_group, next_start, next_stop = tile_bounds(following, groups.tiles)
     for t in range(stop - start):
         u = inputs.U[inputs.users[start + t]]
         for c in range(u.size):
@@ -141,7 +142,7 @@ def separate_positions(replaced, not_finite, positions):
 def tile_gradients(tile, following, inputs, groups, loss, buffers, tile_buffers, out):
     """Compute scores, losses and gradients of the lists of a tile; prefetch the rows of tile `following`."""
     U, V, l2, rho, last = inputs.U, inputs.V, inputs.l2, loss.rho, inputs.users.size - 1
-    group, start, stop = tile_bounds(tile, groups)
+    group, start, stop = tile_bounds(tile, groups.tiles)
     if start == stop:
         return
     eta = groups.items.shape[1]
@@ -182,8 +183,8 @@ def gradients_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute scores, losses and gradients of tiles start .. stop - 1."""
     eta, d = groups.items.shape[1], inputs.U.shape[1]
     buffers = list_buffers(inputs.items.shape[1], loss.weights)
-    width, height = padded(d, LANES), padded(groups.tile, ROWS)
-    columns = padded(groups.tile, WIDTH)  # lists of a tile
+    width, height = padded(d, LANES), padded(groups.tiles.tile, ROWS)
+    columns = padded(groups.tiles.tile, WIDTH)  # lists of a tile
     tile_buffers = GradientBuffers(
         np.zeros((d, columns), np.float32),
         np.empty((columns, padded(eta, ITEMS)), np.float32),
@@ -278,6 +279,6 @@ def list_gradients(
     if batch.shared is None:
         threads.split(gradients_of_lists, B, 16, inputs, loss, out)
     else:
-        groups = divide(name, batch.shared, TILE)
-        threads.split(gradients_of_tiles, groups.n_tiles, 1, inputs, groups, loss, out)
+        groups = groups_of(name, batch.shared, TILE)
+        threads.split(gradients_of_tiles, groups.tiles.n_tiles, 1, inputs, groups, loss, out)
     return ListGradients._make([scores, *losses, objective.total(*losses), g, user_grad])

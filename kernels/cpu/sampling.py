@@ -4,7 +4,8 @@ Cost of a list at rho = 3, eta = 45: 12 Philox blocks, 4 permutations of 16 hash
 items. It reads those items and writes n ids. Lists that share negatives draw the blocks once per group. Each list then
 finds out which shared draws are items of its user: it looks up the user's items in a bitmap of the draws, without a
 branch, and the few that it has in a hash table. If the user has very many items, it searches for the draws instead. A
-draw that is replaced costs a Philox block and a binary search.
+draw that is replaced costs a Philox block and a binary search. The shared draws are written once for the group, and
+for each list only what it has in place of some of them: with 1,000 negatives, a list is 5 KB if written out.
 """
 
 from typing import NamedTuple
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from drm_triton.kernels.batches import GroupedBatch, ListBatch, OwnNegatives
 from drm_triton.kernels.checks import INT64, check_sample, check_sample_users
 from drm_triton.kernels.cpu.permutation import PermutationBuffers, first_permutations, permutation_buffers, permute
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import empty, view
 from drm_triton.kernels.cpu.runtime.jit import CACHE_LINE, allocating, inline, kernel, prefetch
-from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
+from drm_triton.kernels.protocol import ListPlan
 from drm_triton.kernels.streams import NEGATIVES, ORDER, POSITIVES, SHARED_BLOCK, USER
 
 # Every operand is uint64: Numba turns uint64 with a signed integer into float64.
@@ -52,14 +54,23 @@ class PlanArrays(NamedTuple):
     share: int
 
 
+class OwnArrays(NamedTuple):
+    """`OwnNegatives` to fill. Those of a block of lists are together, from entry eta times its first list on."""
+
+    first: NDArray[np.int64]  # [B]
+    counts: NDArray[np.int64]  # [B]
+    places: NDArray[np.int32]  # [B * eta]
+    items: NDArray[np.int32]  # [B * eta]
+
+
 class BatchArrays(NamedTuple):
-    """The lists to fill. The last two arrays are empty if lists have their own negatives."""
+    """The lists to fill. If they share negatives, `items` has the positives; if not, the arrays after it are empty."""
 
     start: int  # number of the first list
     users: NDArray[np.int32]  # [B]
-    items: NDArray[np.int32]  # [B, n]
-    shared_items: NDArray[np.int32]  # [G, eta]
-    replaced: NDArray[np.bool_]  # [B, eta]
+    items: NDArray[np.int32]  # [B, n or rho]
+    of_groups: NDArray[np.int32]  # [G, eta]
+    own: OwnArrays
 
 
 class ListBlockBuffers(NamedTuple):
@@ -276,10 +287,10 @@ def find_shared(row, b, buffers, count):
 
 
 @inline
-def replace_shared(plan, block, buffers, count, items, replaced):
-    """Replace draw place[k] of list owner[k], k < count, by a draw of this list for its user, and say so.
+def replace_shared(plan, block, buffers, count, position, own):
+    """Replace draw place[k] of list owner[k], k < count, by a draw of this list for its user.
 
-    The lists are rows of `items` and `replaced`. The searches take each step together, as in `search`.
+    It becomes entry position + k of `own`. The searches take each step together, as in `search`.
     """
     rank, low, (owner, place, number, begin, size) = buffers.rank, buffers.low, buffers.replacements
     seed, word1, most = plan.seed, plan.epoch4 + u64(NEGATIVES), np.int64(0)
@@ -300,8 +311,7 @@ def replace_shared(plan, block, buffers, count, items, replaced):
             size[k] -= half
         most -= (most + 1) >> 1
     for k in range(count):
-        items[owner[k], plan.rho + place[k]] = rank[k] + low[k]
-        replaced[owner[k], place[k]] = True
+        own.places[position + k], own.items[position + k] = place[k], rank[k] + low[k]
 
 
 @inline
@@ -312,20 +322,36 @@ def copy(source, target):
 
 
 @inline
-def take_shared(plan, block, buffers, batch, items, replaced):
-    """Give lists, rows of `items` and `replaced`, the draws of their groups. Draws that the user has are replaced."""
-    shared, count, group = buffers.shared, np.int64(0), np.int64(-1)
+def sort_places(place, start, stop):
+    """Sort place[start] .. place[stop - 1]: mostly none or one, or in order already."""
+    for i in range(start + 1, stop):
+        value, k = place[i], i
+        while k > start and place[k - 1] > value:
+            place[k] = place[k - 1]
+            k -= 1
+        place[k] = value
+
+
+@inline
+def take_shared(plan, start, block, buffers, batch):
+    """Give the lists of a block, the first of which is list `start` of the batch, the draws of their groups.
+
+    Draws that the user has are replaced.
+    """
+    shared, own, count, group = buffers.shared, batch.own, np.int64(0), np.int64(-1)
+    position = start * shared.size
     for b in range(block.user.size):
         if np.int64(block.number[b]) // plan.share != group:
             group = np.int64(block.number[b]) // plan.share
             draw_shared(plan, u64(group), buffers)
-            copy(shared, batch.shared_items[group - batch.start // plan.share])
-        copy(shared, items[b, plan.rho :])
-        replaced[b, :] = False
+            copy(shared, batch.of_groups[group - batch.start // plan.share])
+        before = count
         count = find_shared(plan.indices[places_of(plan, block.user[b])], b, buffers, count)
+        sort_places(buffers.replacements.place, before, count)
+        own.first[start + b], own.counts[start + b] = position + before, count - before
         if count > REPLACED_TOGETHER or b == block.user.size - 1:
-            replace_shared(plan, block, buffers, count, items, replaced)
-            count = np.int64(0)
+            replace_shared(plan, block, buffers, count, position, own)
+            position, count = position + count, np.int64(0)
 
 
 @inline
@@ -355,7 +381,7 @@ def draw_block(start, stop, plan, buffers, negative_buffers, batch):
     items = batch.items[start:stop]
     draw_positives(plan, block, items[:, : plan.rho])
     if plan.share > 1:
-        take_shared(plan, block, negative_buffers, batch, items, batch.replaced[start:stop])
+        take_shared(plan, start, block, negative_buffers, batch)
         return
     for b in range(stop - start):
         row = plan.indices[places_of(plan, block.user[b])]
@@ -392,9 +418,9 @@ def sampling_buffers(eta):
 
 
 @kernel
-def draw_lists(start, stop, plan, batch):
+def draw_lists(start, stop, plan, eta, batch):
     """Fill lists start .. stop - 1 of a batch."""
-    buffers, negative_buffers = sampling_buffers(batch.items.shape[1] - plan.rho)
+    buffers, negative_buffers = sampling_buffers(eta)
     for block in range(start, stop, SEARCH_BLOCK):
         draw_block(block, min(block + SEARCH_BLOCK, stop), plan, buffers, negative_buffers, batch)
 
@@ -420,7 +446,6 @@ def draw_only_users(start, stop, plan, first_number, users):
 def draw_users_alone(start, stop, plan, seeds, counts, first, batch):
     """Fill the lists of users start .. stop - 1: counts[u] lists of user u from list first[u] of the batch on."""
     buffers, negative_buffers = sampling_buffers(batch.items.shape[1] - plan.rho)
-    none = np.empty((0, 0), np.int32)
     for user in range(start, stop):
         row = plan.indices[plan.indptr[user] : plan.indptr[user + 1]]
         indptr, first_list = np.array([0, row.size]), np.array([0, (row.size + plan.rho - 1) // plan.rho])
@@ -438,7 +463,7 @@ def draw_users_alone(start, stop, plan, seeds, counts, first, batch):
             1,
         )
         lists = slice(first[user], first[user] + counts[user])
-        of_user = BatchArrays(0, batch.users[lists], batch.items[lists], none, batch.replaced)
+        of_user = BatchArrays(0, batch.users[lists], batch.items[lists], batch.of_groups, batch.own)
         for block in range(0, counts[user], SEARCH_BLOCK):
             draw_block(block, min(block + SEARCH_BLOCK, counts[user]), alone, buffers, negative_buffers, of_user)
         of_user.users[:] = user
@@ -452,7 +477,7 @@ def sample_users(plan: ListPlan, seeds: torch.Tensor, epoch: int, most: int) -> 
     first = counts.cumsum() - counts
     B = int(counts.sum())
     users, items = empty(torch.int32, B), empty(torch.int32, B, plan.n)
-    batch = BatchArrays(0, users.numpy(), items.numpy(), np.empty((0, 0), np.int32), np.empty((0, 0), np.bool_))
+    batch = BatchArrays(0, users.numpy(), items.numpy(), np.empty((0, 0), np.int32), own_arrays(0, 0))
     own_seeds = view("sample_users", "seeds", seeds, (None,), INT64).astype(np.uint64)
     threads.split(draw_users_alone, len(counts), 8, plan_arrays(plan, epoch, indptr), own_seeds, counts, first, batch)
     return ListBatch(users, items)
@@ -484,15 +509,22 @@ def list_users(plan: ListPlan, epoch: int, start: int, stop: int) -> torch.Tenso
     return users
 
 
+def own_arrays(B: int, eta: int) -> OwnArrays:
+    """Allocate what B lists have in place of shared negatives. Memory that is not written is not used."""
+    first, count = np.empty((2, B), np.int64)
+    return OwnArrays(first, count, empty(torch.int32, B * eta).numpy(), empty(torch.int32, B * eta).numpy())
+
+
 def sample_lists(plan: ListPlan, epoch: int, start: int, stop: int) -> ListBatch:
     """Draw lists number start .. stop - 1 of an epoch; `start` must be a multiple of `plan.share`."""
     indptr = view("sample_lists", "the plan", plan.indptr, (None,), INT64)
     check_sample(plan, epoch, start, stop)
     B, sharing = stop - start, plan.share > 1
-    users, items = empty(torch.int32, B), empty(torch.int32, B, plan.n)
-    shared_items = empty(torch.int32, -(-B // plan.share) if sharing else 0, plan.eta)
-    replaced = empty(torch.bool, B if sharing else 0, plan.eta)
-    arrays = plan_arrays(plan, epoch, indptr)
-    batch = BatchArrays(start, users.numpy(), items.numpy(), shared_items.numpy(), replaced.numpy())
-    threads.split(draw_lists, B, TASK, arrays, batch)
-    return ListBatch(users, items, SharedNegatives(plan.share, shared_items, replaced) if sharing else None)
+    users, items = empty(torch.int32, B), empty(torch.int32, B, plan.rho if sharing else plan.n)
+    of_groups = empty(torch.int32, -(-B // plan.share) if sharing else 0, plan.eta)
+    own = own_arrays(B if sharing else 0, plan.eta)
+    batch = BatchArrays(start, users.numpy(), items.numpy(), of_groups.numpy(), own)
+    threads.split(draw_lists, B, TASK, plan_arrays(plan, epoch, indptr), plan.eta, batch)
+    if not sharing:
+        return ListBatch(users, items)
+    return GroupedBatch(users, items, plan.share, of_groups, OwnNegatives(*map(torch.from_numpy, own)))

@@ -21,7 +21,7 @@ from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_columns, transpose
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, WIDTH, VectorBuilder, padded
 from drm_triton.kernels.cpu.softsort import all_finite
-from drm_triton.kernels.cpu.tiles import find_replaced, tile_bounds
+from drm_triton.kernels.cpu.tiles import tile_bounds
 
 f32 = np.float32
 LISTS_AHEAD = 32  # lists between the prefetch of their rows and their use
@@ -37,8 +37,6 @@ class TermBuffers(NamedTuple):
     hinge: NDArray[np.float32]  # [2, WIDTH], hinge loss and Phi
     finite: NDArray[np.bool_]  # [WIDTH], whether there is such a list, and all its scores are
     weights: NDArray[np.float32]  # [WIDTH], of the lists
-    replaced: NDArray[np.int64]  # [WIDTH * eta], where the lists have negatives in place of shared ones
-    own: NDArray[np.int64]  # [WIDTH + 1]; replaced[own[t] : own[t + 1]] belong to list t
     columns: Columns  # what takes part in the relaxed top K
     active: ActiveBuffers
     hits: NDArray[np.float32]  # [n], for `average_precision_weights`
@@ -53,9 +51,9 @@ class TermBuffers(NamedTuple):
 
 
 @allocating
-def term_buffers(n, eta, d, weights, short):
+def term_buffers(rho, eta, d, weights, short):
     """Allocate the buffers for the lists that are scored at once."""
-    width, height, rho = padded(d, LANES), padded(eta, ROWS), n - eta
+    width, height, n = padded(d, LANES), padded(eta, ROWS), rho + eta
     columns = column_buffers(n, weights.size)
     for k in range(weights.size):
         for t in range(WIDTH):
@@ -67,8 +65,6 @@ def term_buffers(n, eta, d, weights, short):
         np.empty((2, WIDTH), np.float32),
         np.empty(WIDTH, np.bool_),
         np.zeros(WIDTH, np.float32),
-        np.empty(WIDTH * eta, np.int64),
-        np.empty(WIDTH + 1, np.int64),
         columns,
         active_buffers(weights.size),
         np.empty(n, np.float32),
@@ -90,7 +86,7 @@ def term_buffers(n, eta, d, weights, short):
 @inline
 def begin_tile(tile, inputs, groups, rho, out):
     """Prepare the terms of a tile; prefetch the rows that its lists need."""
-    _, start, stop = tile_bounds(tile, groups)
+    _, start, stop = tile_bounds(tile, groups.tiles)
     eta, first = groups.items.shape[1], out.starts[tile]
     sums, shared = inputs.U.shape[0] + tile * eta, out.starts[tile + 1] - eta
     for j in range(eta):
@@ -101,15 +97,15 @@ def begin_tile(tile, inputs, groups, rho, out):
         ahead = min(b + LISTS_AHEAD, last)
         prefetch_row(inputs.U, inputs.users[ahead])
         for i in range(rho):
-            prefetch_row(inputs.V, inputs.items[ahead, i])
+            prefetch_row(inputs.V, inputs.positives[ahead, i])
             term = first + (b - start) * rho + i
-            out.rows[term], out.sources[term] = inputs.items[b, i], inputs.users[b]
+            out.rows[term], out.sources[term] = inputs.positives[b, i], inputs.users[b]
 
 
 @inline
 def score_block(begin, end, group, inputs, groups, rho, buffers):
     """Compute the scores of lists begin .. end - 1 of one group; prefetch the rows of the next group."""
-    V, l2, n, scores, items = inputs.V, inputs.l2, inputs.items.shape[1], buffers.scores, groups.items[group]
+    V, l2, scores, items = inputs.V, inputs.l2, buffers.scores, groups.items[group]
     following = groups.items[min(group + 1, groups.items.shape[0] - 1)]
     for b in range(begin, end):
         u, user = inputs.U[inputs.users[b]], buffers.users[b - begin]
@@ -117,14 +113,13 @@ def score_block(begin, end, group, inputs, groups, rho, buffers):
             user[c] = u[c]
     transpose(buffers.users, buffers.user_columns)
     score_columns(V, items, following, buffers.user_columns, l2, scores[rho:].reshape(-1), WIDTH)
-    scores[n:] = f32(-np.inf)
+    scores[rho + items.size :] = f32(-np.inf)
     for b in range(begin, end):
-        t, u, of_list = b - begin, buffers.users[b - begin][: V.shape[1]], inputs.items[b]
+        t, u = b - begin, buffers.users[b - begin][: V.shape[1]]
         for i in range(rho):
-            scores[i, t] = score_item(u, V[of_list[i]], l2)
-        for i in range(buffers.own[t], buffers.own[t + 1]):
-            j = rho + buffers.replaced[i] - t * items.size
-            scores[j, t] = score_item(u, V[of_list[j]], l2)
+            scores[i, t] = score_item(u, V[inputs.positives[b, i]], l2)
+        for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
+            scores[rho + groups.places[i], t] = score_item(u, V[groups.own_items[i]], l2)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -234,19 +229,20 @@ def sum_items(lists, rho, totals, buffers):
 
 
 @inline
-def take_own(begin, end, own, inputs, rho, buffers, out):
+def take_own(begin, end, own, inputs, groups, rho, buffers, out):
     """Write the terms of the negatives that the lists have in place of shared ones, from `own` on; return their end.
 
     Their gradients become 0 in `g`.
     """
-    g, eta, short = buffers.g, inputs.items.shape[1] - rho, buffers.rows.shape[0] > 0
-    for t in range(end - begin):
-        for i in range(buffers.own[t], buffers.own[t + 1]):
-            j = rho + buffers.replaced[i] - t * eta
+    g, short = buffers.g, buffers.rows.shape[0] > 0
+    for b in range(begin, end):
+        t = b - begin
+        for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
+            j = rho + groups.places[i]
             # Terms without a gradient are taken out later. Those of short lists are too few to be worth a copy.
-            out.rows[own] = inputs.items[begin + t, j] if short or g[j, t] != 0 else UNUSED
+            out.rows[own] = groups.own_items[i] if short or g[j, t] != 0 else UNUSED
             out.coefficients[own] = out.totals[own] = g[j, t]
-            out.sources[own] = inputs.users[begin + t]
+            out.sources[own] = inputs.users[b]
             g[j, t] = f32(0)
             own += 1
     return own
@@ -318,8 +314,8 @@ _user_four, _user_one = _user_tile(4), _user_tile(1)
 @inline
 def add_positives(b, t, rho, inputs, buffers, out):
     """Write the gradient of the user of list b: row t of `user_grad`, and the terms of the positives."""
-    g, V, items, rows, grad = buffers.g, inputs.V, inputs.items, buffers.user_grad, out.user_grad
-    d, width, first = V.shape[1], rows.shape[1], b * items.shape[1]
+    g, V, items, rows, grad = buffers.g, inputs.V, inputs.positives, buffers.user_grad, out.user_grad
+    d, width, first = V.shape[1], rows.shape[1], b * rho
     four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
     for c in range(0, four, 4 * LANES):
         _user_four(grad, b * d, rows, t, width, g, V, items, first, rho, d, c)
@@ -332,7 +328,7 @@ def add_positives(b, t, rho, inputs, buffers, out):
 
 
 @inline
-def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
+def finish_users(begin, end, positive, own, inputs, groups, rho, buffers, out):
     """Write the terms of positives, from `positive` on, and the gradients of the users.
 
     own : the first of the terms that `take_own` has written
@@ -344,10 +340,10 @@ def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
         for i in range(rho):
             out.coefficients[positive] = out.totals[positive] = g[i, t]
             positive += 1
-        for term in range(own, own + buffers.own[t + 1] - buffers.own[t]):
+        for term in range(own, own + groups.counts[b]):
             if out.coefficients[term] != 0:  # 0 times a row that is not finite is NaN
                 add_one(out.coefficients[term], V[out.rows[term]], user_grad)
-        own += buffers.own[t + 1] - buffers.own[t]
+        own += groups.counts[b]
         if inputs.l2:
             for c in range(user_grad.size):
                 user_grad[c] = f32(2) * (user_grad[c] - buffers.totals[t] * buffers.users[t, c])
@@ -359,8 +355,9 @@ def finish_users(begin, end, positive, own, inputs, rho, buffers, out):
 @inline
 def tile_terms(tile, inputs, groups, loss, buffers, out):
     """Compute losses, users' gradients and terms of the lists of a tile."""
-    group, start, stop = tile_bounds(tile, groups)
-    rho, n, eta = loss.rho, inputs.items.shape[1], groups.items.shape[1]
+    group, start, stop = tile_bounds(tile, groups.tiles)
+    rho, eta = loss.rho, groups.items.shape[1]
+    n = rho + eta
     if start == stop:
         return
     begin_tile(tile, inputs, groups, rho, out)
@@ -372,7 +369,6 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
     for begin in range(start, stop, WIDTH):
         end = min(begin + WIDTH, stop)
         lists, first = end - begin, begin == start
-        find_replaced(begin, end, groups, buffers.replaced, buffers.own)
         score_block(begin, end, group, inputs, groups, rho, buffers)
         finite, rows = find_hinge(begin, end, n, inputs, loss, buffers), 0
         if loss.drm:
@@ -383,12 +379,12 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
         scatter_gradients(lists, n, rows, loss, buffers)
         if inputs.l2:
             sum_lists(lists, n, buffers)
-        own_end = take_own(begin, end, own, inputs, rho, buffers, out)
+        own_end = take_own(begin, end, own, inputs, groups, rho, buffers, out)
         if inputs.l2:
             sum_items(lists, rho, totals, buffers)
         if finite and rows_finite:
             add_products(lists, first, negatives, rho, sums, used, buffers)
         else:
             add_entries(first, negatives, rho, inputs.V, sums, used, buffers)
-        finish_users(begin, end, positive, own, inputs, rho, buffers, out)
+        finish_users(begin, end, positive, own, inputs, groups, rho, buffers, out)
         positive, own = positive + lists * rho, own_end

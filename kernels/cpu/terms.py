@@ -22,23 +22,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.kernels.checks import INT32, check_lists
+from drm_triton.errors import InputError
+from drm_triton.kernels.batches import GroupedBatch, ListBatch
+from drm_triton.kernels.checks import INT32, INT64, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.gradients import list_gradients, loss_parameters
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.arrays import FLOAT32, empty, view
-from drm_triton.kernels.cpu.runtime.jit import kernel
-from drm_triton.kernels.cpu.runtime.simd import WIDTH
+from drm_triton.kernels.cpu.runtime.jit import inline, kernel
 from drm_triton.kernels.cpu.term_tiles import UNUSED, term_buffers, tile_terms
-from drm_triton.kernels.cpu.tiles import Groups, divide, find_replaced, tile_bounds
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListTerms, Objective
+from drm_triton.kernels.cpu.tiles import Tiles, divide, tile_bounds
+from drm_triton.kernels.protocol import GradientTerms, ListTerms, Objective
 from drm_triton.names import LOSSES
 
 f32 = np.float32
 TILE = 256  # lists whose terms of one shared negative become one sum, at most
 SHARE_MIN = 16  # smallest group of lists that is processed in tiles: a tile stores a sum for each negative
-# Negatives whose terms a thread counts or computes at least: fewer take less time than to start it.
-COUNT_TASK, TASK = 1 << 17, 1 << 14
+TASK = 1 << 14  # negatives whose terms a thread computes at least: fewer take less time than to start it
 
 
 class TermInputs(NamedTuple):
@@ -47,9 +47,21 @@ class TermInputs(NamedTuple):
     U: NDArray[np.float32]  # [M, d]
     V: NDArray[np.float32]  # [N, d]
     users: NDArray[np.int32]  # [B]
-    items: NDArray[np.int32]  # [B, n]
+    positives: NDArray[np.int32]  # [B, rho]
     weights: NDArray[np.float32]  # [B], of the lists
     l2: bool  # score is l2, not dot
+
+
+class TermGroups(NamedTuple):
+    """The negatives of a `GroupedBatch`, and the division of its lists into tiles."""
+
+    tiles: Tiles
+    items: NDArray[np.int32]  # [G, eta], shared
+    # The others are those of `OwnNegatives`.
+    first: NDArray[np.int64]  # [B]
+    counts: NDArray[np.int64]  # [B]
+    places: NDArray[np.int32]
+    own_items: NDArray[np.int32]
 
 
 class TermOutputs(NamedTuple):
@@ -67,40 +79,40 @@ class TermOutputs(NamedTuple):
     totals: NDArray[np.float32]  # [E]
     sources: NDArray[np.int32]  # [E], rows of U, or M plus a row of sums
     sums: NDArray[np.float32]  # [tiles * eta, d] of shared negatives
+    unused: NDArray[np.int64]  # [tiles], terms without a gradient, whose row is UNUSED; -1 if an id is invalid
+
+
+@inline
+def valid(tile, inputs, groups):
+    """Return whether all ids of a tile are valid, and the places of negatives in lists."""
+    group, start, stop = tile_bounds(tile, groups.tiles)
+    n_users, n_items, eta = inputs.U.shape[0], inputs.V.shape[0], groups.items.shape[1]
+    result = True
+    for j in range(eta if start < stop else 0):
+        result &= 0 <= groups.items[group, j] < n_items
+    for b in range(start, stop):
+        result &= 0 <= inputs.users[b] < n_users
+        for i in range(inputs.positives.shape[1]):
+            result &= 0 <= inputs.positives[b, i] < n_items
+        own, end = groups.first[b], groups.first[b] + groups.counts[b]
+        result &= 0 <= own <= end <= groups.places.size
+        for i in range(own, end if result else own):
+            result &= (0 <= groups.own_items[i] < n_items) & (0 <= groups.places[i] < eta)
+    return result
 
 
 @kernel
 def terms_of_tiles(start, stop, inputs, groups, loss, out):
     """Compute losses, users' gradients and terms of tiles start .. stop - 1."""
-    n, eta, d = inputs.items.shape[1], groups.items.shape[1], inputs.U.shape[1]
-    buffers = term_buffers(n, eta, d, loss.weights, loss.drm and n < ACTIVE_MIN)
+    rho, eta, d = inputs.positives.shape[1], groups.items.shape[1], inputs.U.shape[1]
+    buffers = term_buffers(rho, eta, d, loss.weights, loss.drm and rho + eta < ACTIVE_MIN)
     for tile in range(start, stop):
-        tile_terms(tile, inputs, groups, loss, buffers, out)
-
-
-@kernel
-def count_terms(start, stop, inputs, groups, rho, counts):
-    """Write to `counts` the number of terms of tiles start .. stop - 1, -1 for a tile with an invalid id."""
-    n_users, n_items, eta = inputs.U.shape[0], inputs.V.shape[0], groups.items.shape[1]
-    positions, own = np.empty(WIDTH * eta, np.int64), np.empty(WIDTH + 1, np.int64)
-    for tile in range(start, stop):
-        group, begin, end = tile_bounds(tile, groups)
-        counts[tile], valid = (end - begin) * rho + (eta if begin < end else 0), True
-        for j in range(eta):
-            valid &= 0 <= groups.items[group, j] < n_items
-        for block in range(begin, end, WIDTH):
-            block_end = min(block + WIDTH, end)
-            find_replaced(block, block_end, groups, positions, own)
-            counts[tile] += own[block_end - block]
-            for b in range(block, block_end):
-                valid &= 0 <= inputs.users[b] < n_users
-                for i in range(rho):
-                    valid &= 0 <= inputs.items[b, i] < n_items
-                t = b - block
-                for i in range(own[t], own[t + 1]):
-                    valid &= 0 <= inputs.items[b, rho + positions[i] - t * eta] < n_items
-        if not valid:
-            counts[tile] = -1
+        out.unused[tile] = -1
+        if valid(tile, inputs, groups):
+            tile_terms(tile, inputs, groups, loss, buffers, out)
+            out.unused[tile] = 0
+            for term in range(out.starts[tile], out.starts[tile + 1]):
+                out.unused[tile] += out.rows[term] == UNUSED
 
 
 def only_hinge_and_drm(objective: Objective) -> bool:
@@ -126,7 +138,7 @@ def list_terms(
     weights : float32 [B], factors of the losses of the lists
     n_items : of the catalogue, N by default
     """
-    if batch.shared is None or batch.shared.size < SHARE_MIN or not only_hinge_and_drm(objective):
+    if group_size(batch) < SHARE_MIN or not only_hinge_and_drm(objective):
         lists = list_gradients(U, V, batch, objective, n_items).terms(U, batch, weights)
         if batch.items.shape[1] < ACTIVE_MIN or not only_hinge_and_drm(objective):
             return lists
@@ -135,29 +147,40 @@ def list_terms(
         return lists._replace(items=GradientTerms(rows[:, None], g[:, None], U, batch.users[b]))
     name = "list_terms"
     check_lists(U, V, batch, objective, values=False)
-    B = len(batch.users)
+    grouped = GroupedBatch.of(batch)
+    (B, rho), own = grouped.of_lists.shape, grouped.own
     if weights is None:
         weights = torch.ones(B, dtype=torch.float32)
     inputs = TermInputs(
         view(name, "U", U, (None, None), FLOAT32),
         view(name, "V", V, (None, None), FLOAT32),
-        view(name, "users", batch.users, (None,), INT32),
-        view(name, "items", batch.items, (None, None), INT32),
+        view(name, "users", grouped.users, (None,), INT32),
+        view(name, "positives", grouped.of_lists, (None, None), INT32),
         view(name, "weights", weights, (B,), FLOAT32),
         objective.score == "l2",
     )
-    groups = divide(name, batch.shared, TILE)
-    counts = np.empty(groups.n_tiles, np.int64)
-    negatives = max(1, groups.tile * groups.items.shape[1])  # of a tile
-    threads.split(count_terms, groups.n_tiles, -(-COUNT_TASK // negatives), inputs, groups, objective.rho, counts)
-    if counts.min(initial=0) < 0:
+    groups = TermGroups(
+        divide(grouped.size, B, TILE),
+        view(name, "negatives", grouped.of_groups, (None, None), INT32),
+        view(name, "first of own", own.first, (B,), INT64),
+        view(name, "counts of own", own.counts, (B,), INT64),
+        view(name, "places of own", own.places, (None,), INT32),
+        view(name, "items of own", own.items, (len(own.places),), INT32),
+    )
+    eta = groups.items.shape[1]
+    if groups.counts.min(initial=0) < 0:
+        raise InputError(f"{name}: the count of own negatives must not be negative")
+    out = term_outputs(inputs, groups)
+    loss = loss_parameters(objective, rho + eta, len(V) if n_items is None else n_items)
+    grain = -(-TASK // max(1, groups.tiles.tile * eta))
+    threads.split(terms_of_tiles, groups.tiles.n_tiles, grain, inputs, groups, loss, out)
+    if out.unused.min(initial=0) < 0:
         check_lists(U, V, batch, objective)  # says which id
-    out = term_outputs(inputs, groups, counts)
-    loss = loss_parameters(objective, batch.items.shape[1], len(V) if n_items is None else n_items)
-    threads.split(terms_of_tiles, groups.n_tiles, -(-TASK // negatives), inputs, groups, loss, out)
+        raise InputError(f"{name}: the places of own negatives must be in [0, {eta}), and their entries exist")
 
-    columns, used = (out.rows, out.coefficients, out.totals, out.sources), out.rows != UNUSED
-    if not used.all():
+    columns = (out.rows, out.coefficients, out.totals, out.sources)
+    if out.unused.any():
+        used = out.rows != UNUSED
         columns = tuple(x[used] for x in columns)
     rows, coefficients, totals, sources = map(torch.from_numpy, columns)
     sums = torch.from_numpy(out.sums)
@@ -169,10 +192,21 @@ def list_terms(
     return ListTerms(losses_of_lists, torch.from_numpy(out.user_grad), terms)
 
 
-def term_outputs(inputs: TermInputs, groups: Groups, counts: NDArray[np.int64]) -> TermOutputs:
-    """Allocate the results, with as many terms of each tile as `counts` says."""
-    (B, d), (_, eta) = (len(inputs.users), inputs.U.shape[1]), groups.items.shape
-    starts = np.concatenate([[0], counts.cumsum()])
+def group_size(batch: ListBatch) -> int:
+    """Return how many lists share their negatives."""
+    if isinstance(batch, GroupedBatch):
+        return batch.size
+    return 1 if batch.shared is None else batch.shared.size
+
+
+def term_outputs(inputs: TermInputs, groups: TermGroups) -> TermOutputs:
+    """Allocate the results."""
+    (B, rho), d, eta, tiles = inputs.positives.shape, inputs.U.shape[1], groups.items.shape[1], groups.tiles
+    _, begin, end = tile_bounds.py_func(np.arange(tiles.n_tiles), tiles)
+    begin, end = np.minimum(begin, B), np.minimum(end, B)  # of an empty tile they may be larger
+    before = np.concatenate([[0], groups.counts.cumsum()])  # terms of `own` before each list
+    terms = np.where(begin < end, rho * (end - begin) + before[end] - before[begin] + eta, 0)
+    starts = np.concatenate([[0], terms.cumsum()])
     E = int(starts[-1])
     return TermOutputs(
         losses=np.empty((2, B), f32),
@@ -182,5 +216,6 @@ def term_outputs(inputs: TermInputs, groups: Groups, counts: NDArray[np.int64]) 
         coefficients=np.empty(E, f32),
         totals=np.empty(E, f32),
         sources=np.empty(E, np.int32),
-        sums=empty(torch.float32, groups.n_tiles * eta, d).numpy(),
+        sums=empty(torch.float32, tiles.n_tiles * eta, d).numpy(),
+        unused=np.empty(tiles.n_tiles, np.int64),
     )

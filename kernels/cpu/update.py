@@ -43,7 +43,7 @@ from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.products import multiply
 from drm_triton.kernels.cpu.runtime.simd import LANES, ROWS, VectorBuilder, padded
 from drm_triton.kernels.cpu.softsort import all_finite
-from drm_triton.kernels.cpu.tiles import Groups, divide, tile_bounds
+from drm_triton.kernels.cpu.tiles import Groups, groups_of, tile_bounds
 from drm_triton.kernels.protocol import ADAGRAD_EPS, GradientTerms, Rounding
 from drm_triton.names import Score
 
@@ -137,7 +137,7 @@ def count_summands(start, stop, terms, groups, finite, counts, used_counts):
     eta = groups.items.shape[1]
     used = np.empty(eta, np.bool_)
     for tile in range(start, stop):
-        _, begin, end = tile_bounds(tile, groups)
+        _, begin, end = tile_bounds(tile, groups.tiles)
         positives, separate = (end - begin) * (terms.rows.shape[1] - eta), 0
         for b in range(begin, end):
             finite[b] = all_finite(terms.vectors[terms.sources[b]])
@@ -200,7 +200,7 @@ def sum_products(start, stop, separate, terms, groups, finite, buffers):
 @inline
 def fill_tile(tile, position, sum_position, terms, groups, finite, buffers, summands):
     """Write the summands of a tile, the first one at `position` and the first sum at `sum_position`."""
-    group, start, stop = tile_bounds(tile, groups)
+    group, start, stop = tile_bounds(tile, groups.tiles)
     n_vectors, d = terms.vectors.shape
     position, separate = fill_separate(start, stop, position, terms, groups, finite, buffers, summands)
     sum_products(start, stop, separate, terms, groups, finite, buffers)
@@ -221,8 +221,8 @@ def fill_summands(start, stop, terms, groups, finite, positions, sum_positions, 
     eta, d = groups.items.shape[1], terms.vectors.shape[1]
     height, width = padded(eta, ROWS), padded(d, LANES)
     buffers = SumBuffers(
-        np.zeros((groups.tile, height), np.float32),
-        np.zeros((groups.tile, width), np.float32),
+        np.zeros((groups.tiles.tile, height), np.float32),
+        np.zeros((groups.tiles.tile, width), np.float32),
         np.empty((height, width), np.float32),
         np.empty(eta, np.float32),
         np.empty(eta, np.bool_),
@@ -235,10 +235,10 @@ def fill_summands(start, stop, terms, groups, finite, positions, sum_positions, 
 
 def sum_shared(terms: Terms, groups: Groups) -> Summands:
     """Sum the terms of each shared negative over the lists of a tile; the other terms become a summand each."""
-    n_tiles, d = groups.n_tiles, terms.vectors.shape[1]
+    n_tiles, d = groups.tiles.n_tiles, terms.vectors.shape[1]
     finite = np.empty(len(terms.rows), np.bool_)
     counts, used_counts = np.empty(n_tiles, np.int64), np.empty(n_tiles, np.int64)
-    grain = -(-TASK // max(1, groups.tile * groups.items.shape[1]))
+    grain = -(-TASK // max(1, groups.tiles.tile * groups.items.shape[1]))
     threads.split(count_summands, n_tiles, grain, terms, groups, finite, counts, used_counts)
     positions, sum_positions = (np.concatenate([[0], x.cumsum()]) for x in (counts, used_counts))
     E = int(positions[-1])
@@ -529,7 +529,7 @@ def summands_of(function: str, terms: GradientTerms) -> Summands:
         view(function, "sources", terms.sources, (None,), INT32),
     )
     if terms.shared is not None:
-        return sum_shared(arrays, divide(function, terms.shared, TILE))
+        return sum_shared(arrays, groups_of(function, terms.shared, TILE))
     m = arrays.rows.shape[1]
     coefficients, origin = arrays.coefficients.ravel(), arrays.sources if m == 1 else np.repeat(arrays.sources, m)
     totals = coefficients

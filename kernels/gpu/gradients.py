@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.checks import check_lists
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.groups import BLOCK_LISTS, groups_of, kept_shared, tile_of_lists
@@ -35,7 +36,7 @@ from drm_triton.kernels.gpu.losses import finish
 from drm_triton.kernels.gpu.rounding import widened
 from drm_triton.kernels.gpu.softsort import above_sums, nan_or_zero, soft_topk, soft_topk_gradient, sort_lists
 from drm_triton.kernels.precision import arithmetic
-from drm_triton.kernels.protocol import ListBatch, ListGradients, ListTerms, Objective
+from drm_triton.kernels.protocol import ListGradients, ListTerms, Objective
 from drm_triton.kernels.weights import rank_weights, training_rank_weights
 from drm_triton.names import LOSSES
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drm_triton.kernels.protocol import SharedNegatives
+from drm_triton.kernels.batches import SharedNegatives
 
 # Lists in a tile. Groups have 32 lists by default. Two tiles of each keep more of a GPU busy than one.
 BLOCK_LISTS = 16

@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 
 from drm_triton.kernels import streams
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.checks import check_sample
 from drm_triton.kernels.gpu.launch import launch, register_limit
-from drm_triton.kernels.protocol import ListBatch, ListPlan, SharedNegatives
+from drm_triton.kernels.protocol import ListPlan
 
 ORDER = tl.constexpr(streams.ORDER)
 USER = tl.constexpr(streams.USER)

@@ -36,11 +36,12 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import protocol
+from drm_triton.kernels.batches import SharedNegatives
 from drm_triton.kernels.checks import check_update
 from drm_triton.kernels.gpu.buckets import LIVE, NO_ROW, OUTSIDE, TOUCHED, group_entries
 from drm_triton.kernels.gpu.launch import launch, register_limit
 from drm_triton.kernels.gpu.rounding import GROUP, rounded, rounding_bits, widened
-from drm_triton.kernels.protocol import GradientTerms, Rounding, SharedNegatives
+from drm_triton.kernels.protocol import GradientTerms, Rounding
 from drm_triton.names import MAX_INT32, Score
 
 ADAGRAD_EPS = tl.constexpr(protocol.ADAGRAD_EPS)

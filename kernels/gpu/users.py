@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.checks import check_sample_users
 from drm_triton.kernels.gpu.launch import launch
 from drm_triton.kernels.gpu.sampling import (
@@ -21,7 +22,7 @@ from drm_triton.kernels.gpu.sampling import (
     sample_sizes,
     words_in_order,
 )
-from drm_triton.kernels.protocol import ListBatch, ListPlan
+from drm_triton.kernels.protocol import ListPlan
 
 
 @triton.jit(do_not_specialize=["n_out", "n_items", "epoch", "item_step"])

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from drm_triton.exercises import before_rounding
 from drm_triton.kernels import reference
-from drm_triton.kernels.protocol import Backend, GradientTerms, Rounding, SharedNegatives
+from drm_triton.kernels.batches import SharedNegatives
+from drm_triton.kernels.protocol import Backend, GradientTerms, Rounding
 from drm_triton.names import Score
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.checks import can_rank
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, ListPlan, Objective, SharedNegatives
+from drm_triton.kernels.protocol import GradientTerms, ListPlan, Objective
 from drm_triton.names import Score, Weight
 
 BACKENDS = {"reference": (reference, "cpu"), "cpu": (cpu, "cpu")}

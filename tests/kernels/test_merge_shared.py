@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListPlan, Objective, Rounding
+from drm_triton.kernels.batches import ListBatch
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective, Rounding
 from drm_triton.kernels.streams import USER_TABLE
 
 SCORES = ("dot", "l2", "cosine")

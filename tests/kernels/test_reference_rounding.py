@@ -7,7 +7,8 @@ import torch
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import reference
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, Rounding
+from drm_triton.kernels.batches import ListBatch
+from drm_triton.kernels.protocol import GradientTerms, Objective, Rounding
 from drm_triton.kernels.streams import ORDER
 from drm_triton.names import Score
 from tests.kernels.conftest import assert_awkward_numbers_survive, awkward_numbers

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import reference, streams
-from drm_triton.kernels.protocol import ListBatch, ListPlan
+from drm_triton.kernels.batches import SharedNegatives
+from drm_triton.kernels.protocol import ListPlan
 from drm_triton.names import UserSampling
 
 SIGNIFICANCE = 1e-4  # seeds are fixed, so a test passes or fails for good; this is how rarely a good generator fails
@@ -22,8 +23,9 @@ def plan_of(rows: Any, n_items: int, **options: Any) -> ListPlan:
     return ListPlan(indptr, indices, n_items, **options)
 
 
-def epoch_of(plan: ListPlan, epoch: int = 0) -> ListBatch:
-    return reference.sample_lists(plan, epoch, 0, plan.n_lists)
+def epoch_of(plan: ListPlan, epoch: int = 0) -> tuple[Tensor, Tensor, SharedNegatives | None]:
+    batch = reference.sample_lists(plan, epoch, 0, plan.n_lists)
+    return batch.users, batch.items, batch.shared
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -199,8 +201,8 @@ def test_a_list_does_not_depend_on_the_batch_it_is_drawn_in(user_sampling: UserS
             reference.sample_lists(plan, 3, start, min(start + size, plan.n_lists))
             for start in range(0, plan.n_lists, size)
         ]
-        assert torch.equal(torch.cat([batch[0] for batch in batches]), users)
-        assert torch.equal(torch.cat([batch[1] for batch in batches]), items)
+        assert torch.equal(torch.cat([batch.users for batch in batches]), users)
+        assert torch.equal(torch.cat([batch.items for batch in batches]), items)
 
 
 def test_epochs_and_seeds_differ_and_repeat() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from drm_triton.kernels import reference
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective
+from drm_triton.kernels.batches import ListBatch
+from drm_triton.kernels.protocol import GradientTerms, Objective
 from drm_triton.names import LOSSES, Score, Weight
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}

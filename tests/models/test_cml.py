@@ -12,7 +12,7 @@ from torch import Tensor
 from drm_triton import Dataset
 from drm_triton.errors import InputError
 from drm_triton.kernels import reference
-from drm_triton.kernels.protocol import ListBatch
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.models import CML, load
 from drm_triton.ranking.evaluate import evaluate, factor_ranker
 from drm_triton.training.covariance import covariance, covariance_loss

@@ -13,7 +13,7 @@ from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import DrmError, InputError
 from drm_triton.kernels import get_backend, reference
-from drm_triton.kernels.protocol import ListBatch
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.names import ObjectiveName
 from drm_triton.ranking.evaluate import evaluate, popularity_ranker
 from drm_triton.training.engine import SingleProcess

@@ -15,7 +15,8 @@ from drm_triton.data.csr import CSR
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.errors import InputError
 from drm_triton.kernels import get_backend
-from drm_triton.kernels.protocol import ListBatch, ListPlan
+from drm_triton.kernels.batches import ListBatch
+from drm_triton.kernels.protocol import ListPlan
 from drm_triton.training.loop import initial_state, interactions_to_fit
 from drm_triton.training.run import Run
 from drm_triton.training.step import objective_of, train_step

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.cpu.runtime import threads
 from drm_triton.kernels.cpu.runtime.numba_private import max_threads
-from drm_triton.kernels.protocol import GradientTerms, ListBatch
+from drm_triton.kernels.protocol import GradientTerms
 from tests.kernels.conftest import share_negatives
 
 EPS = 2.0**-23

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.softsort import COUNTING_MAX
-from drm_triton.kernels.protocol import ListBatch, Objective
+from drm_triton.kernels.protocol import Objective
 from drm_triton.names import LOSSES, Score, Weight
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists
 
@@ -145,12 +146,13 @@ def test_a_bad_score_shows_in_the_loss(bad: float, n: int) -> None:
 
 
 def test_results_do_not_depend_on_threads_or_batches() -> None:
-    U, V, (users, items, _) = random_lists(10, 300, 48, 64)
+    U, V, batch = random_lists(10, 300, 48, 64)
     objective, runs = Objective(3, score="l2"), []
     for count in THREAD_COUNTS:
         set_threads(count)
-        runs.append(cpu.list_gradients(U, V, ListBatch(users, items), objective))
-    halves = [cpu.list_gradients(U, V, ListBatch(users[i:j], items[i:j]), objective) for i, j in [(0, 77), (77, 300)]]
+        runs.append(cpu.list_gradients(U, V, batch, objective))
+    parts = [ListBatch(batch.users[i:j], batch.items[i:j]) for i, j in [(0, 77), (77, 300)]]
+    halves = [cpu.list_gradients(U, V, part, objective) for part in parts]
     for x, y, start, end in zip(*runs, *halves, strict=True):
         assert torch.equal(x, y)
         assert torch.equal(x, torch.cat([start, end]))

@@ -7,10 +7,11 @@ import torch
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.cpu.permutation import PermutationBuffers, first_permutations, permutation_buffers, permute
 from drm_triton.kernels.cpu.runtime.jit import kernel
 from drm_triton.kernels.cpu.sampling import FILTER_BITS, FILTER_LOAD
-from drm_triton.kernels.protocol import ListBatch, ListPlan
+from drm_triton.kernels.protocol import ListPlan
 from drm_triton.names import UserSampling
 from tests.kernels.cpu.conftest import interactions
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.gradients import TILE
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.tiles import divide, tile_bounds
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
+from drm_triton.kernels.protocol import GradientTerms, Objective
 from drm_triton.names import Score
 from tests.kernels.conftest import share_negatives
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, double, random_shared_lists
@@ -110,11 +111,10 @@ def test_long_lists_with_few_gradients(eta: int, score: Score, replaced: float) 
 
 @pytest.mark.parametrize(("B", "size"), [(2048, 32), (1, 1), (5, 2), (200, 64), (200, 65), (500, 129), (9000, 4161)])
 def test_tiles_cover_every_list_once(B: int, size: int) -> None:
-    shared = SharedNegatives(size, torch.zeros(-(-B // size), 1).int(), torch.zeros(B, 1, dtype=torch.bool))
-    groups = divide("test", shared, TILE)
+    tiles = divide(size, B, TILE)
     lists: list[int] = []
-    for tile in range(groups.n_tiles):
-        group, start, stop = tile_bounds.py_func(tile, groups)
+    for tile in range(tiles.n_tiles):
+        group, start, stop = tile_bounds.py_func(tile, tiles)
         assert stop - start <= TILE
         assert {b // size for b in range(start, stop)} <= {group}
         lists += range(start, stop)
@@ -220,7 +220,7 @@ def test_bad_shared_negatives() -> None:
         (batch.shared._replace(items=batch.shared.items + len(V)), r"the items of shared must be in \[0, "),
         (batch.shared._replace(replaced=batch.shared.replaced[:, :4]), r"replaced of shared must have shape \[4, 5\]"),
     ]:
-        changed = batch._replace(shared=shared)
+        changed = ListBatch(batch.users, batch.items, shared)
         with pytest.raises(InputError, match="list_gradients: " + message):
             cpu.list_gradients(U, V, changed, Objective(1))
         with pytest.raises(InputError, match="update_rows: " + message):

@@ -21,9 +21,9 @@ def test_columns_descend_and_each_number_keeps_its_place(n: int, values: str) ->
     numbers = rng.standard_normal((n, WIDTH))
     match values:
         case "few":
-            numbers = rng.integers(-2, 3, (n, WIDTH))
+            numbers = rng.integers(-2, 3, (n, WIDTH)).astype(np.float64)
         case "zeros and ones":  # a network that sorts all of these sorts everything
-            numbers = rng.random((n, WIDTH)) < np.linspace(0, 1, WIDTH)
+            numbers = (rng.random((n, WIDTH)) < np.linspace(0, 1, WIDTH)).astype(np.float64)
         case "sorted":
             numbers = -np.sort(-numbers, axis=0)
         case "reversed":

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.terms import SHARE_MIN, TILE
-from drm_triton.kernels.protocol import Backend, GradientTerms, ListBatch, ListTerms, Objective
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListTerms, Objective
 from drm_triton.names import LOSSES, Score, Weight
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists, random_shared_lists
 
@@ -125,7 +126,7 @@ def test_lists_with_their_own_negatives() -> None:
 def test_terms_are_few() -> None:
     """Only items with a gradient have a term: a step reads and writes no other rows."""
     U, V, batch = random_shared_lists(9, 64, 1, 1000, 16, 32, 0.05)
-    for lists in (batch, batch._replace(shared=None)):
+    for lists in (batch, ListBatch(batch.users, batch.items)):
         got = assert_terms(U, V, lists, Objective(1, tau=0.05))
         touched = reference.list_gradients(U.double(), V.double(), lists, Objective(1, tau=0.05)).g.abs() > 1e-8
         rows = set(got.items.rows.flatten().tolist())
@@ -149,10 +150,10 @@ def test_one_very_low_score_changes_nothing(lowest: float, tau: float) -> None:
     """Its logit overflows float32."""
     U, V, batch = random_shared_lists(3, 16, 5, 20, 1, 16, 0.0)
     U[:], V[:] = 1, torch.linspace(0, 2, len(V))[:, None]
-    want = cpu.list_terms(U, V, batch._replace(shared=None), Objective(5, tau=tau, hinge=False))
+    want = cpu.list_terms(U, V, ListBatch(batch.users, batch.items), Objective(5, tau=tau, hinge=False))
     V[batch.items[0, -1].long()] = lowest
     got = cpu.list_terms(U, V, batch, Objective(5, tau=tau, hinge=False))
-    alone = cpu.list_terms(U, V, batch._replace(shared=None), Objective(5, tau=tau, hinge=False))
+    alone = cpu.list_terms(U, V, ListBatch(batch.users, batch.items), Objective(5, tau=tau, hinge=False))
     torch.testing.assert_close(got.losses["drm"], alone.losses["drm"])
     assert (got.losses["drm"] - want.losses["drm"]).abs().max() < 1
 
@@ -217,7 +218,7 @@ def test_the_padding_of_a_list_violates_no_margin() -> None:
     U, objective = U.abs(), Objective(1, margin=3.4e38, drm=False)
     got = item_gradient(cpu.list_terms(U, V, batch, objective).items, V, "dot")
     g = cpu.list_gradients(U, V, batch, objective).g
-    want = item_gradient(GradientTerms.of_items(batch._replace(shared=None), g, U), V, "dot")
+    want = item_gradient(GradientTerms.of_items(ListBatch(batch.users, batch.items), g, U), V, "dot")
     assert 0 < want.abs().max() < 1000
     torch.testing.assert_close(got, want)
 
@@ -226,7 +227,7 @@ def test_the_padding_of_a_list_violates_no_margin() -> None:
 @pytest.mark.parametrize("backend", [cpu, reference])
 def test_bad_weights(backend: Backend, shared: bool) -> None:
     U, V, batch = random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)
-    batch = batch if shared else batch._replace(shared=None)
+    batch = batch if shared else ListBatch(batch.users, batch.items)
     for weights, message in (
         (torch.ones(31), r"weights must have shape \[32\]"),
         (torch.ones(32, 1), r"weights must have shape \[32\]"),

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.cpu.runtime.threads import set_threads
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective
+from drm_triton.kernels.protocol import GradientTerms, Objective
 from drm_triton.names import Score
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, double
 

@@ -9,8 +9,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.gpu import gradients
-from drm_triton.kernels.protocol import ListBatch, Objective, SharedNegatives
+from drm_triton.kernels.protocol import Objective
 from drm_triton.names import LOSSES, Score
 from tests.kernels.conftest import share_negatives
 from tests.kernels.gpu.conftest import DEVICE, assert_close, factors, generator, int32, tolerance

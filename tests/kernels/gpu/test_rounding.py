@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 
 from drm_triton.kernels import gpu
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.gpu.launch import launch
 from drm_triton.kernels.gpu.rounding import rounded, rounding_bits, widened
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, Rounding
+from drm_triton.kernels.protocol import GradientTerms, Objective, Rounding
 from drm_triton.names import Score
 from tests.kernels.conftest import assert_awkward_numbers_survive, awkward_numbers, check_rounding
 from tests.kernels.gpu.conftest import DEVICE, INTERPRETED, factors, int32

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
+from drm_triton.kernels.batches import ListBatch
 from drm_triton.kernels.gpu.sampling import sample_sizes
-from drm_triton.kernels.protocol import ListBatch
 from drm_triton.names import UserSampling
 from tests.kernels.gpu.conftest import DEVICE, random_plan
 
@@ -46,7 +46,8 @@ def test_samples_are_those_of_the_reference(
 
 
 def test_no_list() -> None:
-    users, items, shared = gpu.sample_lists(random_plan(2, 7, share=5), 0, 5, 5)
+    batch = gpu.sample_lists(random_plan(2, 7, share=5), 0, 5, 5)
+    users, items, shared = batch.users, batch.items, batch.shared
     assert shared is not None
     assert (users.shape, items.shape, shared.items.shape, shared.replaced.shape) == ((0,), (0, 9), (0, 7), (0, 7))
 

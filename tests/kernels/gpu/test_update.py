@@ -11,15 +11,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.gpu import update
-from drm_triton.kernels.protocol import (
-    Backend,
-    GradientTerms,
-    ListBatch,
-    ListPlan,
-    Objective,
-    SharedNegatives,
-)
+from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
 from drm_triton.names import Score
 from tests.kernels.conftest import share_negatives
 from tests.kernels.gpu.conftest import DEVICE, int32, random_plan

@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.bench.ptx import launch
 from drm_triton.kernels import devices, gpu, reference
+from drm_triton.kernels.batches import ListBatch, SharedNegatives
 from drm_triton.kernels.gpu import buckets, filter, gradients, sampling, softsort, softsort_tiled, topk, update, users
-from drm_triton.kernels.protocol import GradientTerms, ListBatch, Objective, SharedNegatives
+from drm_triton.kernels.protocol import GradientTerms, Objective
 from drm_triton.names import LOSSES, Score, UserSampling
 from tests.kernels.conftest import check_rounding, share_negatives
 from tests.kernels.gpu.conftest import assert_close, factors, generator, random_plan
@@ -70,7 +71,12 @@ def test_sample_lists(
 @pytest.mark.parametrize(("rho", "eta"), [(3, 13), pytest.param(6, 70, marks=slow)])
 def test_sample_users(rho: int, eta: int) -> None:
     plan, seeds = random_plan(rho, eta, device="cpu"), torch.arange(23) * 2**40 + 11
-    (users, items), statistics = emulate(lambda: gpu.sample_users(plan, seeds, 3, 2)[:2])
+
+    def drawn() -> tuple[Tensor, Tensor]:
+        batch = gpu.sample_users(plan, seeds, 3, 2)
+        return batch.users, batch.items
+
+    (users, items), statistics = emulate(drawn)
     expected = reference.sample_users(plan, seeds, 3, 2)
     assert torch.equal(users, expected.users)
     assert torch.equal(items, expected.items)
