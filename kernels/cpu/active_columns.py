@@ -25,7 +25,7 @@ from drm_triton.kernels.cpu.columns import pad_columns
 from drm_triton.kernels.cpu.runtime.bits import BITS, trailing_zeros
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
 from drm_triton.kernels.cpu.runtime.rows import RowBuilder, any_above, insert_row, lane_mask, row_operation
-from drm_triton.kernels.cpu.runtime.simd import WIDTH
+from drm_triton.kernels.cpu.runtime.simd import WIDTH, padded
 from drm_triton.kernels.protocol import FLOAT32_MARGIN
 
 f32 = np.float32
@@ -48,20 +48,20 @@ class ActiveBuffers(NamedTuple):
     kth: NDArray[np.float32]  # [L]
     theta: NDArray[np.float32]  # [L]
     sums: NDArray[np.float32]  # [3, L], see `_sum_excess`
-    masks: NDArray[np.unsignedinteger]  # [BITS], in which lanes a score is at least theta
+    masks: NDArray[np.unsignedinteger]  # [padded n], in which lanes a score is at least theta
     words: NDArray[np.int64]  # [L], the bits of each list in `masks`
     size: NDArray[np.int64]  # [L]
 
 
 @allocating
-def active_buffers(ranks):
-    """Allocate the buffers for `ranks` ranks."""
+def active_buffers(n, ranks):
+    """Allocate the buffers for n scores and `ranks` ranks."""
     return ActiveBuffers(
         np.empty((ranks, WIDTH), np.float32),
         np.empty(WIDTH, np.float32),
         np.empty(WIDTH, np.float32),
         np.empty((3, WIDTH), np.float32),
-        np.empty(BITS, MASK),
+        np.empty(padded(n, BITS), MASK),
         np.empty(WIDTH, np.int64),
         np.empty(WIDTH, np.int64),
     )
@@ -144,23 +144,23 @@ def _mark(at):
     theta = at.read("theta", at.i64(0))
 
     def step(i, carried):
-        reaches = at.builder.fcmp_ordered(">=", at.read("s", at.builder.add(at["row"], i)), theta)
-        mask = lane_mask(at, reaches)
-        at.builder.store(mask, at.pointer("masks", i, mask.type))
+        place = at.builder.add(at["row"], i)
+        mask = lane_mask(at, at.builder.fcmp_ordered(">=", at.read("s", place), theta))
+        at.builder.store(mask, at.pointer("masks", place, mask.type))
         return []
 
     at.loop(at.i64(BITS), 1, [], step)
 
 
 @intrinsic
-def _word_of_lane(context, masks, lane):
-    """Return the bits of one lane in BITS masks."""
+def _word_of_lane(context, masks, row, lane):
+    """Return the bits of one lane in BITS masks from `row` on."""
 
     def build(context, builder, signature, args):
         integer = ir.IntType(WIDTH)
-        at = RowBuilder(context, builder, signature, args, ("masks", "lane"), integer)
+        at = RowBuilder(context, builder, signature, args, ("masks", "row", "lane"), integer)
         many = ir.VectorType(integer, BITS)
-        values = builder.load(at.pointer("masks", at.i64(0), many))
+        values = builder.load(at.pointer("masks", at["row"], many))
         values.align = 1
         bit = builder.shl(integer(1), builder.trunc(at["lane"], integer))
         wanted = builder.insert_element(ir.Constant(many, ir.Undefined), bit, ir.IntType(32)(0))
@@ -169,7 +169,7 @@ def _word_of_lane(context, masks, lane):
         zero = ir.Constant(many, [0] * BITS)
         return builder.bitcast(builder.icmp_unsigned("!=", builder.and_(values, wanted), zero), at.i64)
 
-    return types.int64(masks, types.int64), build
+    return types.int64(masks, types.int64, types.int64), build
 
 
 @inline
@@ -234,7 +234,7 @@ def gather_active(s, n, buffers, columns):
     for first in range(0, n, BITS):
         _mark(s, buffers.theta, buffers.masks, first)
         for t in range(WIDTH):
-            buffers.words[t] = _word_of_lane(buffers.masks, t)
+            buffers.words[t] = _word_of_lane(buffers.masks, first, t)
         for t in range(WIDTH):
             word, i = buffers.words[t], size[t]
             while word != 0:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from drm_triton.kernels.cpu.active_columns import ActiveBuffers, Extremes, active_buffers, find_active, find_extremes
 from drm_triton.kernels.cpu.columns import Columns, column_buffers, copy_scores, drm_of_columns, pad_columns
 from drm_triton.kernels.cpu.losses import NAN, add_one, average_precision_weights, score_item
-from drm_triton.kernels.cpu.runtime.bits import BITS
-from drm_triton.kernels.cpu.runtime.exchange import ExchangeBuffers, exchange_buffers, exchange_rows, not_zero
+from drm_triton.kernels.cpu.runtime.bits import BITS, trailing_zeros
+from drm_triton.kernels.cpu.runtime.entries import add_to_item, not_zero, sum_list
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, prefetch_row
 from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_columns, transpose
@@ -47,7 +47,7 @@ class TermBuffers(NamedTuple):
     user_grad: NDArray[np.float32]  # [WIDTH, padded d]
     rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives; only if lists are short
     sums: NDArray[np.float32]  # [padded eta, padded d]; only if lists are short
-    exchange: ExchangeBuffers
+    ids: NDArray[np.int32]  # [n + 1] items of a list, which are rows of V
 
 
 @allocating
@@ -66,7 +66,7 @@ def term_buffers(rho, eta, d, weights, short):
         np.empty(WIDTH, np.bool_),
         np.zeros(WIDTH, np.float32),
         columns,
-        active_buffers(weights.size),
+        active_buffers(n, weights.size),
         np.empty(n, np.float32),
         np.empty(weights.size, np.float32),
         np.empty((rho + height + 1, WIDTH), np.float32),
@@ -75,7 +75,7 @@ def term_buffers(rho, eta, d, weights, short):
         np.empty((WIDTH, width), np.float32),
         np.zeros((eta if short else 0, width), np.float32),
         np.empty((height if short else 0, width), np.float32),
-        exchange_buffers(eta),
+        np.zeros(n + 1, np.int32),
     )
 
 
@@ -193,26 +193,48 @@ def copy_rows(V, items, rows):
 
 @inline
 def scatter_gradients(lists, n, rows, loss, buffers):
-    """Write the gradients to the scores of the lists to `g`, 0 where there is none.
+    """Multiply the gradients to the scores by the weights of the lists, and write them to `g`.
 
     rows : of the columns. Those after the last item of a list are at position n, which no list has.
+    In `g`, only the entries in `masks` have a meaning, and those of the positives, which are 0 if there is no gradient.
+    If lists are short, all entries have a meaning, and `masks` has none.
     """
-    columns, g, positions, weights = buffers.columns, buffers.g, buffers.extremes.positions, buffers.weights
-    g[:] = f32(0)
+    columns, g, weights, short = buffers.columns, buffers.g, buffers.weights, buffers.rows.shape[0] > 0
+    if short:
+        g[:] = f32(0)
+    g[: loss.rho] = f32(0)
     for i in range(rows):
         for t in range(WIDTH):
-            g[np.uint64(columns.order[i, t]), t] = weights[t] * columns.ds[i, t]
+            columns.ds[i, t] *= weights[t]
+            g[np.uint64(columns.order[i, t]), t] = columns.ds[i, t]
     for t in range(lists):
         if not buffers.finite[t]:  # one bad score makes the whole list NaN, so that it is noticed
-            g[:n, t] = NAN
-            continue
-        g[positions[0, t], t] -= weights[t] * buffers.hinge[1, t]
-        g[positions[1, t], t] += weights[t] * buffers.hinge[1, t]
+            for j in range(n):
+                set_gradient(j, t, f32(NAN), buffers)
+        elif buffers.hinge[1, t] > 0:
+            step = weights[t] * buffers.hinge[1, t]
+            for positive in range(2):
+                j = buffers.extremes.positions[positive, t]
+                before = g[j, t] if short or j < loss.rho or has_gradient(j, t, buffers) else f32(0)
+                set_gradient(j, t, before + step if positive == 1 else before - step, buffers)
+
+
+@inline
+def has_gradient(j, t, buffers):
+    """Return whether `masks` has entry j of list t."""
+    return (np.int64(buffers.active.masks[j]) >> t) & 1
+
+
+@inline
+def set_gradient(j, t, value, buffers):
+    """Write a gradient to `g` and its entry to `masks`."""
+    buffers.g[j, t] = value
+    buffers.active.masks[j] = np.int64(buffers.active.masks[j]) | (np.int64(1) << t)
 
 
 @inline
 def sum_lists(lists, n, buffers):
-    """Write the sum of the gradients of each list to `totals`."""
+    """Write the sum of the gradients of each short list to `totals`."""
     g, totals = buffers.g, buffers.totals
     totals[:] = f32(0)
     for j in range(n):
@@ -221,41 +243,51 @@ def sum_lists(lists, n, buffers):
 
 
 @inline
-def sum_items(lists, rho, totals, buffers):
-    """Add the sum of the gradients of each shared negative to `totals`."""
-    for j in range(totals.size):
-        for t in range(lists):
-            totals[j] += buffers.g[rho + j, t]
-
-
-@inline
 def take_own(begin, end, own, inputs, groups, rho, buffers, out):
     """Write the terms of the negatives that the lists have in place of shared ones, from `own` on; return their end.
 
-    Their gradients become 0 in `g`.
+    They are no longer in `masks`. Of short lists, they become 0 in `g`.
     """
-    g, short = buffers.g, buffers.rows.shape[0] > 0
+    g, masks, short = buffers.g, buffers.active.masks, buffers.rows.shape[0] > 0
     for b in range(begin, end):
         t = b - begin
         for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
             j = rho + groups.places[i]
+            exists = short or has_gradient(j, t, buffers)
             # Terms without a gradient are taken out later. Those of short lists are too few to be worth a copy.
-            out.rows[own] = groups.own_items[i] if short or g[j, t] != 0 else UNUSED
-            out.coefficients[own] = out.totals[own] = g[j, t]
+            out.rows[own] = groups.own_items[i] if exists else UNUSED
+            out.coefficients[own] = out.totals[own] = g[j, t] if exists else f32(0)
             out.sources[own] = inputs.users[b]
-            g[j, t] = f32(0)
+            if short:
+                g[j, t] = f32(0)
+            else:
+                masks[j] = np.int64(masks[j]) & ~(np.int64(1) << t)
             own += 1
     return own
 
 
 @inline
-def add_products(lists, first, negatives, rho, sums, used, buffers):
+def take_positives(lists, positive, rho, buffers, out):
+    """Write the gradients of the positives to their terms, from `positive` on."""
+    for t in range(lists):
+        for i in range(rho):
+            out.coefficients[positive] = out.totals[positive] = buffers.g[i, t]
+            positive += 1
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Gradients of short lists: products of matrices
+
+
+@inline
+def add_products(lists, first, negatives, rho, sums, used, totals, l2, buffers):
     """Compute the gradients of users, and `sums` of the gradients of shared negatives, as products.
 
     If these lists are the `first` ones of the tile, there are no sums before. used[j] becomes negatives[j] if any list
     has a gradient to it.
     """
-    eta, of_shared = negatives.size, buffers.g[rho:].reshape(-1)
+    g, eta = buffers.g, negatives.size
+    of_shared = g[rho:].reshape(-1)
     multiply(of_shared, 1, WIDTH, buffers.rows, eta, buffers.user_grad)
     multiply(of_shared, WIDTH, 1, buffers.users, lists, buffers.sums)
     for j in range(eta):
@@ -264,16 +296,8 @@ def add_products(lists, first, negatives, rho, sums, used, buffers):
             total[c] = product[c] + (f32(0) if first else total[c])
         if not_zero(of_shared, j * WIDTH) != 0:
             used[j] = negatives[j]
-
-
-@inline
-def add_entries(first, negatives, rho, V, sums, used, buffers):
-    """Like `add_products`, with only the gradients that are not 0."""
-    if first:
-        sums[:] = f32(0)
-    buffers.user_grad[:] = f32(0)
-    of_shared, users, user_grad = buffers.g[rho:].reshape(-1), buffers.users, buffers.user_grad
-    exchange_rows(V, negatives, sums, of_shared, users, user_grad, used, buffers.exchange)
+        for t in range(lists if l2 else 0):
+            totals[j] += g[rho + j, t]
 
 
 def _user_tile(vectors: int):
@@ -328,25 +352,85 @@ def add_positives(b, t, rho, inputs, buffers, out):
 
 
 @inline
-def finish_users(begin, end, positive, own, inputs, groups, rho, buffers, out):
-    """Write the terms of positives, from `positive` on, and the gradients of the users.
-
-    own : the first of the terms that `take_own` has written
-    """
-    g, V = buffers.g, inputs.V
+def finish_users(begin, end, own, inputs, groups, rho, buffers, out):
+    """Complete the gradients of the users with positives and own negatives, whose terms begin at `own`."""
+    V = inputs.V
     for b in range(begin, end):
         t, user_grad = b - begin, out.user_grad[b]
         add_positives(b, t, rho, inputs, buffers, out)
-        for i in range(rho):
-            out.coefficients[positive] = out.totals[positive] = g[i, t]
-            positive += 1
         for term in range(own, own + groups.counts[b]):
             if out.coefficients[term] != 0:  # 0 times a row that is not finite is NaN
                 add_one(out.coefficients[term], V[out.rows[term]], user_grad)
         own += groups.counts[b]
         if inputs.l2:
-            for c in range(user_grad.size):
-                user_grad[c] = f32(2) * (user_grad[c] - buffers.totals[t] * buffers.users[t, c])
+            differences(user_grad, buffers.totals[t], buffers.users[t])
+
+
+@inline
+def differences(user_grad, total, user):
+    """Turn sum_j g_j v_j into 2 sum_j g_j (v_j - u), the gradient under l2."""
+    for c in range(user_grad.size):
+        user_grad[c] = f32(2) * (user_grad[c] - total * user[c])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Gradients of long lists, or with numbers that are not finite: only the entries of `masks`
+
+
+@inline
+def find_entries(negatives, rho, buffers):
+    """Write which entries of `g` are not 0 to `masks`."""
+    flat = buffers.g.reshape(-1)
+    for j in range(rho + negatives.size):
+        buffers.active.masks[j] = not_zero(flat, j * WIDTH)
+
+
+@inline
+def add_items(first, negatives, rho, sums, used, totals, l2, buffers):
+    """Add the gradients of shared negatives to `sums`, as `add_products` does."""
+    g, masks, flat = buffers.g, buffers.active.masks, buffers.g.reshape(-1)
+    if first:
+        sums[:] = f32(0)
+    for j in range(negatives.size):
+        word = np.int64(masks[rho + j])
+        if word == 0:
+            continue
+        used[j] = negatives[j]
+        add_to_item(j, flat, (rho + j) * WIDTH, word, buffers.users, sums)
+        while l2 and word != 0:
+            totals[j] += g[rho + j, trailing_zeros(word)]
+            word &= word - 1
+
+
+@inline
+def sum_users(begin, end, negatives, inputs, groups, rho, loss, buffers, out):
+    """Write the gradients of the users: sums over the items of their lists in `columns`, and the pair of the hinge."""
+    columns, ids, (_, positions) = buffers.columns, buffers.ids, buffers.extremes
+    for j in range(negatives.size):
+        ids[rho + j] = negatives[j]
+    for b in range(begin, end):
+        t, user_grad, total = b - begin, out.user_grad[b], f32(0)
+        if not buffers.finite[t]:
+            user_grad[:] = NAN
+            continue
+        for i in range(rho):
+            ids[i] = inputs.positives[b, i]
+        for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
+            ids[rho + groups.places[i]] = groups.own_items[i]
+        user_grad[:] = f32(0)
+        count = np.int64(columns.size[t]) if loss.drm else 0
+        if count > 0:
+            sum_list(t, count, columns.ds, columns.order, inputs.V, ids, b, out.user_grad)
+        if buffers.hinge[1, t] > 0:
+            step = buffers.weights[t] * buffers.hinge[1, t]
+            add_one(-step, inputs.V[ids[positions[0, t]]], user_grad)
+            add_one(step, inputs.V[ids[positions[1, t]]], user_grad)
+        for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
+            ids[rho + groups.places[i]] = negatives[groups.places[i]]
+        if inputs.l2:  # the pair of the hinge adds nothing to the sum of the gradients
+            for i in range(count):
+                total += columns.ds[i, t]
+            differences(user_grad, total, buffers.users[t])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -375,16 +459,20 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
             rows = fill_columns(lists, n, short, loss, buffers)
             if rows > 0:
                 drm_of_columns(buffers.columns, rows, rho, loss.lam, loss.tau)
+        else:
+            buffers.active.masks[:] = 0
         store_losses(begin, end, loss, buffers, out)
         scatter_gradients(lists, n, rows, loss, buffers)
-        if inputs.l2:
+        take_positives(lists, positive, rho, buffers, out)
+        if short and inputs.l2:
             sum_lists(lists, n, buffers)
         own_end = take_own(begin, end, own, inputs, groups, rho, buffers, out)
-        if inputs.l2:
-            sum_items(lists, rho, totals, buffers)
         if finite and rows_finite:
-            add_products(lists, first, negatives, rho, sums, used, buffers)
+            add_products(lists, first, negatives, rho, sums, used, totals, inputs.l2, buffers)
+            finish_users(begin, end, own, inputs, groups, rho, buffers, out)
         else:
-            add_entries(first, negatives, rho, inputs.V, sums, used, buffers)
-        finish_users(begin, end, positive, own, inputs, groups, rho, buffers, out)
+            if short:
+                find_entries(negatives, rho, buffers)
+            add_items(first, negatives, rho, sums, used, totals, inputs.l2, buffers)
+            sum_users(begin, end, negatives, inputs, groups, rho, loss, buffers, out)
         positive, own = positive + lists * rho, own_end
