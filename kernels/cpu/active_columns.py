@@ -4,12 +4,13 @@
 its relaxed top K, as `active` does for one list; docs/objective.md has the proof of the bound. D(theta) is convex, so a
 step of Newton's method from any theta leads below the theta that is sought:
 
-1. s_K is the largest score, or a row of the K largest, into which only the few scores above it are inserted.
+1. s_K is the largest score, known from the pass for the hinge, or the last of a row of the K largest, into which only
+   the few scores above it are inserted.
 2. Newton's method on one of SAMPLE parts of the scores, which counts SAMPLE times, leads close to theta.
 3. A step with all scores leads below theta, unless rounding interferes.
 4. Items with a score above it are gathered. D is computed again from these; if it is too small, all items are active.
 
-Cost of a list: about 3.5 passes over its scores, and a few operations for each active item.
+Cost of a list: about three passes over its scores, and a few operations for each active item.
 """
 
 import math
@@ -37,7 +38,7 @@ MASK = np.uint32 if WIDTH == 32 else np.uint16  # one bit for each list
 class Extremes(NamedTuple):
     """What `find_extremes` finds in WIDTH lists. L is WIDTH."""
 
-    values: NDArray[np.float32]  # [4, L]: smallest positive, largest negative, violations, sum of |s|
+    values: NDArray[np.float32]  # [5, L]: smallest positive, largest negative, violations, sum of |s|, largest score
     positions: NDArray[np.int32]  # [2, L] of the smallest positive, and of the largest negative
 
 
@@ -83,12 +84,16 @@ def find_extremes(at):
         row = at.splat(builder.trunc(i, integer))
         return score, builder.select(improves, score, best), builder.select(improves, row, position)
 
-    def positive(i, carried):
-        total, lowest, position = carried
-        score, lowest, position = better("<", i, lowest, position)
-        return [builder.fadd(total, at.absolute(score)), lowest, position]
+    def larger(a, b):
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-    total, lowest, at_lowest = at.loop(rho, 1, [at.zero, at.read("s", at.i64(0)), first], positive)
+    def positive(i, carried):
+        total, lowest, position, top = carried
+        score, lowest, position = better("<", i, lowest, position)
+        return [builder.fadd(total, at.absolute(score)), lowest, position, larger(score, top)]
+
+    start = at.read("s", at.i64(0))
+    total, lowest, at_lowest, top = at.loop(rho, 1, [at.zero, start, first, start], positive)
     limit = builder.fsub(lowest, at.splat(at["margin"]))
 
     def negative(i, carried):
@@ -100,22 +105,10 @@ def find_extremes(at):
 
     start = [total, at.read("s", rho), at.splat(builder.trunc(rho, integer)), at.zero]
     total, highest, at_highest, violations = at.loop(builder.sub(at["n"], rho), 1, start, negative)
-    for row, value in enumerate((lowest, highest, violations, total)):
+    for row, value in enumerate((lowest, highest, violations, total, larger(highest, top))):
         at.write(value, "values", at.i64(row))
     at.write(at_lowest, "positions", at.i64(0))
     at.write(at_highest, "positions", at.i64(1))
-
-
-@row_operation("s", "kth", "n")
-def _find_largest(at):
-    """Write the largest of the first n rows of each lane."""
-    builder = at.builder
-
-    def step(i, carried):
-        score = at.read("s", i)
-        return [builder.select(builder.fcmp_ordered(">", score, carried[0]), score, carried[0])]
-
-    at.write(at.loop(at["n"], 1, [at.read("s", at.i64(0))], step)[0], "kth", at.i64(0))
 
 
 @row_operation("s", "theta", "kth", "sums", "n")
@@ -173,12 +166,13 @@ def _word_of_lane(context, masks, row, lane):
 
 
 @inline
-def find_kth(s, n, buffers):
-    """Write the K-th largest score of each list, of n items."""
+def find_kth(s, n, top, buffers):
+    """Write the K-th largest score of each list, of n items; `top` [L] are the largest."""
     largest, kth = buffers.largest, buffers.kth
     last = largest.shape[0] - 1
     if last == 0:
-        _find_largest(s, kth, n)
+        for t in range(WIDTH):
+            kth[t] = top[t]
         return
     largest[:] = f32(-np.inf)
     for row in range(n):
@@ -210,10 +204,10 @@ def reaches(t, ranks, target, buffers):
 
 
 @inline
-def find_theta(s, n, target, buffers):
+def find_theta(s, n, top, target, buffers):
     """Write to `theta` scores below those of all items that take part, and above those of most others."""
     ranks, theta, kth = buffers.largest.shape[0], buffers.theta, buffers.kth
-    find_kth(s, n, buffers)
+    find_kth(s, n, top, buffers)
     for t in range(WIDTH):
         theta[t] = f32(kth[t] - target)
     sample = n // SAMPLE if n >= SAMPLE_MIN else n
@@ -252,15 +246,16 @@ def gather_active(s, n, buffers, columns):
 
 
 @inline
-def find_active(s, n, taken, tau, buffers, columns):
+def find_active(s, n, top, taken, tau, buffers, columns):
     """Copy the active items of the lists that are `taken` [L] to `columns`; return the number of its rows.
 
     s : scores of n items, more than K, and -inf up to a multiple of BITS rows
+    top : [L], the largest score of each list
     """
     ranks, theta = buffers.largest.shape[0], buffers.theta
     target = (FLOAT32_MARGIN + math.log(n)) * tau * (1 + (n + 8) * EPS)  # the last factor is for the rounding of D
     if n > ranks:
-        find_theta(s, n, target, buffers)
+        find_theta(s, n, top, target, buffers)
     for t in range(WIDTH):
         if not taken[t]:
             theta[t] = np.inf

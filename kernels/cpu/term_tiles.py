@@ -41,7 +41,7 @@ class TermBuffers(NamedTuple):
     active: ActiveBuffers
     hits: NDArray[np.float32]  # [n], for `average_precision_weights`
     w: NDArray[np.float32]  # [K]
-    g: NDArray[np.float32]  # [rho + padded eta + 1, WIDTH] gradients to the scores
+    g: NDArray[np.float32]  # [rho + padded eta + 1, WIDTH] gradients to the scores; of long lists, in their place
     totals: NDArray[np.float32]  # [WIDTH], their sums
     users: NDArray[np.float32]  # [WIDTH, padded d] factors of the users
     user_grad: NDArray[np.float32]  # [WIDTH, padded d]
@@ -55,13 +55,14 @@ def term_buffers(rho, eta, d, weights, short):
     """Allocate the buffers for the lists that are scored at once."""
     width, height, n = padded(d, LANES), padded(eta, ROWS), rho + eta
     columns = column_buffers(n, weights.size)
+    scores = np.zeros((max(padded(rho + padded(eta, ITEMS), BITS), n + 1), WIDTH), np.float32)
     for k in range(weights.size):
         for t in range(WIDTH):
             columns.w[k, t] = weights[k]
     return TermBuffers(
         np.zeros((d, WIDTH), np.float32),
-        np.zeros((padded(rho + padded(eta, ITEMS), BITS), WIDTH), np.float32),
-        Extremes(np.empty((4, WIDTH), np.float32), np.empty((2, WIDTH), np.int32)),
+        scores,
+        Extremes(np.empty((5, WIDTH), np.float32), np.empty((2, WIDTH), np.int32)),
         np.empty((2, WIDTH), np.float32),
         np.empty(WIDTH, np.bool_),
         np.zeros(WIDTH, np.float32),
@@ -69,7 +70,7 @@ def term_buffers(rho, eta, d, weights, short):
         active_buffers(n, weights.size),
         np.empty(n, np.float32),
         np.empty(weights.size, np.float32),
-        np.empty((rho + height + 1, WIDTH), np.float32),
+        np.empty((rho + height + 1, WIDTH), np.float32) if short else scores,
         np.empty(WIDTH, np.float32),
         np.zeros((WIDTH, width), np.float32),
         np.empty((WIDTH, width), np.float32),
@@ -156,7 +157,7 @@ def fill_columns(lists, n, short, loss, buffers):
             for k in range(buffers.w.size):
                 columns.w[k, t] = buffers.w[k]
     if not short:
-        return find_active(scores, n, finite, loss.tau, buffers.active, columns)
+        return find_active(scores, n, buffers.extremes.values[4], finite, loss.tau, buffers.active, columns)
     for t in range(WIDTH):
         columns.size[t] = n if finite[t] else f32(0)
     copy_scores(scores, columns.s, columns.order, n)
