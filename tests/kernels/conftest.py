@@ -3,7 +3,9 @@
 Import them with ``from tests.kernels.conftest import share_negatives``.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.exercises import before_rounding
@@ -131,3 +133,17 @@ def assert_awkward_numbers_survive(rounded: Tensor) -> None:
     assert (rounded[:, 5:7] == torch.tensor([largest, -largest])).all()
     assert (rounded[:, 7:].abs() <= 2.0**-133).all()
     assert torch.equal(rounded.nan_to_num(), rounded.bfloat16().float().nan_to_num())
+
+
+def relaxed_rank(s: NDArray[np.float64], k: int, tau: float) -> NDArray[np.float64]:
+    """Return P_k [n] of scores that descend, in float64.
+
+    Its exponents are counted from that of item k. They are sums of gaps with factors that are positive on either side
+    of k, f_k(j+1) - f_k(j) = (2 (j - k) + 1) (s_j - s_{j+1}), so that nothing cancels, whatever the scores.
+    """
+    s = s.astype(np.float64)
+    rise = np.abs(2 * (np.arange(1, len(s)) - k) + 1) * -np.diff(s)  # entry i: between items i + 1 and i + 2
+    above, below = rise[: k - 1][::-1].cumsum()[::-1], rise[k - 1 :].cumsum()
+    e = np.exp(-np.concatenate([above, [0], below]) / tau)
+    P: NDArray[np.float64] = e / e.sum()
+    return P
