@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from drm_triton.kernels.checks import TAU_RANGE
 from drm_triton.kernels.cpu.active import ACTIVE_MIN, SAMPLE_MIN
 from drm_triton.kernels.cpu.active_columns import active_buffers, find_active
 from drm_triton.kernels.cpu.columns import column_buffers
@@ -17,9 +16,8 @@ from drm_triton.kernels.cpu.runtime.bits import BITS
 from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.protocol import FLOAT32_MARGIN
-from tests.kernels.conftest import relaxed_rank
-
-LARGEST = float(np.finfo(np.float32).max)
+from drm_triton.names import TAU_RANGE
+from tests.kernels.conftest import LARGEST, SCORES, relaxed_rank
 
 
 class Found(NamedTuple):
@@ -71,31 +69,6 @@ def assert_sure(lists: NDArray[np.float32], K: int, tau: float) -> None:
                 assert relaxed_rank(ranking, rank, tau)[size:].max() <= limit, f"list {t}, rank {rank}"
 
 
-# Scores of n items in the order of the catalogue. The sample of a long list is its first eighth.
-KINDS: dict[str, Any] = {
-    "normal": lambda g, n: g.standard_normal(n),
-    "heavy tails": lambda g, n: g.standard_cauchy(n),
-    "heavier tails": lambda g, n: np.clip(g.standard_cauchy(n) ** 5, -1e30, 1e30),
-    "ties": lambda g, n: g.integers(-2, 3, n),
-    "all equal": lambda g, n: np.full(n, g.choice([0, 0.1, -3, 1e30])),
-    "all equal but one": lambda g, n: np.where(np.arange(n) == g.integers(n), g.choice([-5, 5]), 0),
-    "tiny gaps": lambda g, n: np.float32(1) + g.integers(0, 9, n) * np.float32(2**-23),
-    "tiny gaps of large scores": lambda g, n: np.float32(1e30) * (1 + g.integers(0, 9, n) * np.float32(2**-23)),
-    "huge gaps": lambda g, n: np.where(g.random(n) < 0.05, 1e6 * g.standard_normal(n).round(), g.standard_normal(n)),
-    "one huge gap": lambda g, n: g.standard_normal(n) + np.where(g.random(n) < 0.1, 1e4, 0),
-    "subnormal": lambda g, n: g.standard_normal(n) * 1e-40,
-    "subnormal ties": lambda g, n: g.integers(-3, 4, n) * 2.0**-149,
-    "every size": lambda g, n: g.choice([-1, 1], n) * 10.0 ** g.uniform(-44, 38, n),
-    "large": lambda g, n: g.uniform(-LARGEST, LARGEST, n),
-    "large positive": lambda g, n: LARGEST * (1 - g.random(n) * g.choice([1e-6, 1e-2, 1])),
-    "largest and smallest": lambda g, n: g.choice([-LARGEST, LARGEST], n),
-    "descending": lambda g, n: -np.sort(g.standard_normal(n)),
-    "descending, wider and wider": lambda g, n: -((np.arange(n) / g.uniform(4, 64)) ** 2),
-    "ascending": lambda g, n: np.sort(g.standard_normal(n)),
-    "a high sample": lambda g, n: g.standard_normal(n) + np.where(np.arange(n) < n // 8, g.choice([1, 30]), 0),
-    "a low sample": lambda g, n: g.standard_normal(n) - np.where(np.arange(n) < n // 8, g.choice([1, 30]), 0),
-    "a high sample of large scores": lambda g, n: np.where(np.arange(n) < n // 8, 2.0, g.random(n)) * 1e37,
-}
 TAUS = [TAU_RANGE[0], 1e-30, 1e-6, 1e-3, 0.1, 0.5, 1.0, 10.0, 1e3, 1e6, 1e30, 1e34, 1e36, TAU_RANGE[1]]
 
 
@@ -104,7 +77,7 @@ TAUS = [TAU_RANGE[0], 1e-30, 1e-6, 1e-3, 0.1, 0.5, 1.0, 10.0, 1e3, 1e6, 1e30, 1e
     n=st.one_of(st.integers(ACTIVE_MIN, 200), st.integers(SAMPLE_MIN - 2, SAMPLE_MIN + 2), st.integers(500, 4000)),
     K=st.sampled_from([1, 1, 2, 5, 20, 0.5, -1, 0]),
     tau=st.sampled_from(TAUS),
-    kinds=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4),
+    kinds=st.lists(st.sampled_from(list(SCORES)), min_size=1, max_size=4),
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=100),
     relative=st.booleans(),
 )
@@ -118,7 +91,7 @@ def test_no_item_that_takes_part_is_missed(
     """
     g = np.random.default_rng(seed)
     with np.errstate(over="ignore"):
-        columns = [np.clip(KINDS[kind](g, n), -LARGEST, LARGEST).astype(np.float32) for kind in kinds]
+        columns = [np.clip(SCORES[kind](g, n), -LARGEST, LARGEST).astype(np.float32) for kind in kinds]
     columns += [np.resize(np.array(values, np.float32), n)] if values else []
     lists = np.stack([columns[t % len(columns)] for t in range(WIDTH)], axis=1)
     if relative:
@@ -143,7 +116,7 @@ def test_lists_are_found_alone() -> None:
     """What is found in a list does not depend on the others of a tile; nothing is in a list that is not taken."""
     g = np.random.default_rng(0)
     n, K = 700, 5
-    kinds = [np.clip(draw(g, n), -LARGEST, LARGEST).astype(np.float32) for draw in KINDS.values()]
+    kinds = [np.clip(draw(g, n), -LARGEST, LARGEST).astype(np.float32) for draw in SCORES.values()]
     lists = np.stack([kinds[t % len(kinds)] for t in range(WIDTH)], axis=1)
     together = found_in(lists, K, 0.5)
     taken = np.arange(WIDTH) % 3 != 0
