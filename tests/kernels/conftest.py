@@ -54,6 +54,8 @@ def adversarial(n: int, dtype: torch.dtype) -> Tensor:
     return torch.stack(list(lists.values())).to(dtype)
 
 
+# T - log n of docs/objective.md. Not those of the kernels: a test fails if they change.
+SURE32, SURE64 = 20.0, 40.0
 LARGEST = float(np.finfo(np.float32).max)
 # Scores of n items in the order of the catalogue. The sample of a long list is its first eighth.
 SCORES: dict[str, Callable[[np.random.Generator, int], NDArray[Any]]] = {

@@ -15,9 +15,8 @@ from drm_triton.kernels.cpu.columns import column_buffers
 from drm_triton.kernels.cpu.runtime.bits import BITS
 from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
-from drm_triton.kernels.protocol import FLOAT32_MARGIN
 from drm_triton.names import TAU_RANGE
-from tests.kernels.conftest import LARGEST, SCORES, relaxed_rank
+from tests.kernels.conftest import LARGEST, SCORES, SURE32, relaxed_rank
 
 
 class Found(NamedTuple):
@@ -52,7 +51,7 @@ def found_in(lists: NDArray[np.float32], K: int, tau: float, taken: NDArray[np.b
 def assert_sure(lists: NDArray[np.float32], K: int, tau: float) -> None:
     """Check the bound for each list, and what the columns contain."""
     n, found = len(lists), found_in(lists, K, tau)
-    limit = math.exp(-FLOAT32_MARGIN - math.log(n)) * (1 + 1e-9)
+    limit = math.exp(-SURE32 - math.log(n)) * (1 + 1e-9)
     assert found.rows == found.size.max() <= n
     for t in range(WIDTH):
         s, size = lists[:, t], found.size[t]

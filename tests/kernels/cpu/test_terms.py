@@ -119,7 +119,7 @@ def test_adversarial_scores(values: str, replaced: float, eta: int) -> None:
     assert_terms(U, V, batch, Objective(1, tau=0.5))
 
 
-LONG = 150  # items of the catalogue of adversarial lists
+LONG = 100  # items of the catalogue of adversarial lists
 
 
 def adversarial_lists(seed: int) -> tuple[Tensor, Tensor, ListBatch]:
@@ -162,8 +162,7 @@ def assert_adversarial_terms(objective: Objective, seed: int) -> None:
 @pytest.mark.parametrize("k", [1, 5, LONG + 2, LONG + 3])
 def test_adversarial_lists_for_every_weight_and_cut_off(weight: Weight, k: int) -> None:
     for tau in (0.1, 1.0, 10.0):
-        assert_adversarial_terms(Objective(3, k=k, weight=weight, tau=tau, hinge=False), k)
-        assert_adversarial_terms(Objective(3, k=k, weight=weight, tau=tau), k + 1)
+        assert_adversarial_terms(Objective(3, k=k, weight=weight, tau=tau, hinge=tau == 1), k)
 
 
 def test_lists_with_their_own_negatives() -> None:

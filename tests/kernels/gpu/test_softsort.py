@@ -15,10 +15,9 @@ pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
-from drm_triton.kernels.protocol import FLOAT32_MARGIN, FLOAT64_MARGIN
 from drm_triton.kernels.weights import rank_weights
 from drm_triton.names import TAU_RANGE, Weight
-from tests.kernels.conftest import LARGEST, SCORES, adversarial, relaxed_rank
+from tests.kernels.conftest import LARGEST, SCORES, SURE32, SURE64, adversarial, relaxed_rank
 from tests.kernels.gpu.conftest import DEVICE, EPS, assert_close, generator, tolerance
 
 # n, k, batch, tau, dtype: n below, at and above the tile sizes 16 .. 128; k = 1, n or between
@@ -176,7 +175,8 @@ def test_adversarial_lists_for_every_weight(weight: Weight) -> None:
     s = s[list(get_args(Weight)).index(weight) :: 5]  # two or three of the lists for each weight
     y, mask = (torch.arange(132) % 9 == 0).float().expand(s.shape), torch.ones_like(s, dtype=torch.bool)
     w = rank_weights(s.double(), y.double(), 132, weight, mask)
-    loss, gradient = gpu.drm_lists(*(x.to(DEVICE) for x in (s, y, w.float())), 1.0, mask.to(DEVICE))
+    on_device, y_, w_, mask_ = (x.to(DEVICE) for x in (s, y, w.float(), mask))
+    loss, gradient = gpu.drm_lists(on_device, y_, w_, 1.0, mask_)
     expected_loss, expected = reference.drm_lists(s.double(), y.double(), w.float().double(), 1.0, mask)
     for b in range(len(s)):
         allowed = tolerance(torch.float32, 132, 132, (s[b].max() - s[b].min()).item(), 1.0)
@@ -208,7 +208,7 @@ def test_no_item_that_takes_part_is_missed(
     k = k if k > 0 else n + k
     with patch.object(softsort_tiled._ActiveLists, "_pairs"):
         found = softsort_tiled._ActiveLists(s.to(DEVICE), torch.ones(len(s), k, device=DEVICE), tau, mask.to(DEVICE))
-    T = (FLOAT32_MARGIN if dtype == torch.float32 else FLOAT64_MARGIN) + math.log(n)
+    T = (SURE32 if dtype == torch.float32 else SURE64) + math.log(n)
     for b, size in enumerate(found.count.tolist()):
         live = mask[b].nonzero()[:, 0]
         if found.bad[b].any():  # the sum of the scores overflows
