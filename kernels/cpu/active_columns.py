@@ -259,7 +259,7 @@ def find_active(s, n, top, taken, tau, buffers, columns):
     for t in range(WIDTH):
         if not taken[t]:
             theta[t] = np.inf
-        elif n <= ranks or not theta[t] > LOWEST:
+        elif n <= ranks or not LOWEST < theta[t] <= buffers.kth[t]:  # it is NaN, infinite or above s_K by rounding only
             theta[t] = LOWEST
     rows = gather_active(s, n, buffers, columns)
     if n <= ranks or rows == 0:

@@ -3,7 +3,12 @@
 Import them with ``from tests.kernels.conftest import share_negatives``.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drm_triton.exercises import before_rounding
@@ -47,6 +52,50 @@ def adversarial(n: int, dtype: torch.dtype) -> Tensor:
         "descending, wider and wider": -((position / 16) ** 2),
     }
     return torch.stack(list(lists.values())).to(dtype)
+
+
+# T - log n of docs/objective.md. Not those of the kernels: a test fails if they change.
+SURE32, SURE64 = 20.0, 40.0
+LARGEST = float(np.finfo(np.float32).max)
+# Scores of n items in the order of the catalogue. The sample of a long list is its first eighth.
+SCORES: dict[str, Callable[[np.random.Generator, int], NDArray[Any]]] = {
+    "normal": lambda g, n: g.standard_normal(n),
+    "heavy tails": lambda g, n: g.standard_cauchy(n),
+    "heavier tails": lambda g, n: np.clip(g.standard_cauchy(n) ** 5, -1e30, 1e30),
+    "ties": lambda g, n: g.integers(-2, 3, n),
+    "all equal": lambda g, n: np.full(n, g.choice([0, 0.1, -3, 1e30])),
+    "all equal but one": lambda g, n: np.where(np.arange(n) == g.integers(n), g.choice([-5, 5]), 0),
+    "tiny gaps": lambda g, n: np.float32(1) + g.integers(0, 9, n) * np.float32(2**-23),
+    "tiny gaps of large scores": lambda g, n: np.float32(1e30) * (1 + g.integers(0, 9, n) * np.float32(2**-23)),
+    "huge gaps": lambda g, n: np.where(g.random(n) < 0.05, 1e6 * g.standard_normal(n).round(), g.standard_normal(n)),
+    "one huge gap": lambda g, n: g.standard_normal(n) + np.where(g.random(n) < 0.1, 1e4, 0),
+    "subnormal": lambda g, n: g.standard_normal(n) * 1e-40,
+    "subnormal ties": lambda g, n: g.integers(-3, 4, n) * 2.0**-149,
+    "every size": lambda g, n: g.choice([-1, 1], n) * 10.0 ** g.uniform(-44, 38, n),
+    "large": lambda g, n: g.uniform(-LARGEST, LARGEST, n),
+    "large positive": lambda g, n: LARGEST * (1 - g.random(n) * g.choice([1e-6, 1e-2, 1])),
+    "largest and smallest": lambda g, n: g.choice([-LARGEST, LARGEST], n),
+    "descending": lambda g, n: -np.sort(g.standard_normal(n)),
+    "descending, wider and wider": lambda g, n: -((np.arange(n) / g.uniform(4, 64)) ** 2),
+    "ascending": lambda g, n: np.sort(g.standard_normal(n)),
+    "a high sample": lambda g, n: g.standard_normal(n) + np.where(np.arange(n) < n // 8, g.choice([1, 30]), 0),
+    "a low sample": lambda g, n: g.standard_normal(n) - np.where(np.arange(n) < n // 8, g.choice([1, 30]), 0),
+    "a high sample of large scores": lambda g, n: np.where(np.arange(n) < n // 8, 2.0, g.random(n)) * 1e37,
+}
+
+
+def relaxed_rank(s: NDArray[np.float64], k: int, tau: float) -> NDArray[np.float64]:
+    """Return P_k [n] of scores that descend, in float64.
+
+    Its exponents are counted from that of item k. They are sums of gaps with factors that are positive on either side
+    of k, f_k(j+1) - f_k(j) = (2 (j - k) + 1) (s_j - s_{j+1}), so that nothing cancels, whatever the scores.
+    """
+    s = s.astype(np.float64)
+    rise = np.abs(2 * (np.arange(1, len(s)) - k) + 1) * -np.diff(s)  # entry i: between items i + 1 and i + 2
+    above, below = rise[: k - 1][::-1].cumsum()[::-1], rise[k - 1 :].cumsum()
+    e = np.exp(-np.concatenate([above, [0], below]) / tau)
+    P: NDArray[np.float64] = e / e.sum()
+    return P
 
 
 def check_rounding(

@@ -17,10 +17,9 @@ from drm_triton.kernels.cpu.runtime.bits import find_at_least
 from drm_triton.kernels.cpu.runtime.jit import allocating
 from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.softsort import COUNTING_MAX, PAIRWISE_MAX, exp
-from drm_triton.kernels.protocol import FLOAT32_MARGIN, FLOAT64_MARGIN
 from drm_triton.kernels.weights import rank_weights
 from drm_triton.names import Weight
-from tests.kernels.conftest import adversarial
+from tests.kernels.conftest import SURE32, SURE64, adversarial
 from tests.kernels.cpu.conftest import THREAD_COUNTS
 
 LONG = COUNTING_MAX + 60  # a list that is sorted by comparisons
@@ -193,10 +192,11 @@ def test_long_lists_agree_on_adversarial_scores(tau: float, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("weight", get_args(Weight))
-def test_long_lists_agree_for_every_weight(weight: Weight) -> None:
+@pytest.mark.parametrize("k", [1, 7, 149, 150])
+def test_long_lists_agree_for_every_weight_and_cut_off(weight: Weight, k: int) -> None:
     for dtype in (torch.float32, torch.float64):
         for tau in (0.1, 1.0):
-            assert_agrees_on(adversarial(200, dtype), 7, weight, tau, ragged=True)
+            assert_agrees_on(adversarial(150, dtype), k, weight, tau, ragged=k == 7)
 
 
 @pytest.mark.parametrize("k", [1, 20, 500])
@@ -221,7 +221,7 @@ def test_a_long_list_equals_its_active_items_alone(k: int) -> None:
         kept = active(s, k, 0.5)
         alone, full = relaxed_ranks(s[kept], k, 0.5), relaxed_ranks(s, k, 0.5)
         assert np.abs(full[:, kept] - alone).max() < 1e-14 * (1 + k * (s.max() - s[kept].min()))  # rounding of R
-        assert (full[:, ~kept].sum(1) <= math.exp(-FLOAT64_MARGIN) * (1 + 1e-9)).all()
+        assert (full[:, ~kept].sum(1) <= math.exp(-SURE64) * (1 + 1e-9)).all()
 
 
 @given(
@@ -237,7 +237,7 @@ def test_items_that_are_not_active_have_a_negligible_probability(
     """The bound itself. The scores are multiples of 1 / 64: the logits have no rounding errors."""
     s, k = np.array(scores, dtype) / dtype(64), min(k, len(scores))
     found = active(s, k, tau)
-    T = (FLOAT32_MARGIN if dtype == np.float32 else FLOAT64_MARGIN) + math.log(len(s))
+    T = (SURE32 if dtype == np.float32 else SURE64) + math.log(len(s))
     P = relaxed_ranks(s.astype(np.float64), k, tau)
     assert (P[:, ~found] <= math.exp(-T) * (1 + 1e-9)).all()
     ranking = np.sort(s)[::-1]

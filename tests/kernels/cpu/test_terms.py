@@ -19,6 +19,7 @@ from drm_triton.kernels.cpu.runtime.threads import set_threads
 from drm_triton.kernels.cpu.terms import SHARE_MIN, TILE
 from drm_triton.kernels.protocol import Backend, GradientTerms, ListTerms, Objective
 from drm_triton.names import LOSSES, Score, Weight
+from tests.kernels.conftest import adversarial, share_negatives
 from tests.kernels.cpu.conftest import EPS, THREAD_COUNTS, random_lists, random_shared_lists
 
 
@@ -116,6 +117,52 @@ def test_adversarial_scores(values: str, replaced: float, eta: int) -> None:
     else:
         V[batch.items[:, 0].long()] *= 1000
     assert_terms(U, V, batch, Objective(1, tau=0.5))
+
+
+LONG = 100  # items of the catalogue of adversarial lists
+
+
+def adversarial_lists(seed: int) -> tuple[Tensor, Tensor, ListBatch]:
+    """Return U, V and lists that have exactly the scores of `adversarial`: two lists of each kind, all in one tile.
+
+    Component c of V is the scores of kind c, and user c is a unit vector. All items of the catalogue are negatives of
+    each list. A tenth of them are replaced by others, and copies of a few are the positives.
+    """
+    V, g = adversarial(LONG, torch.float32).T.contiguous(), torch.Generator().manual_seed(seed)
+    kinds = V.shape[1]
+    own = torch.randint(LONG, (2 * kinds, 3 + LONG), generator=g, dtype=torch.int32)
+    everything = torch.arange(LONG, dtype=torch.int32)[None]
+    batch = ListBatch(
+        torch.arange(2 * kinds, dtype=torch.int32) % kinds, *share_negatives(own, everything, 2 * kinds, 0.1, g)
+    )
+    return torch.eye(kinds), V, batch
+
+
+def assert_adversarial_terms(objective: Objective, seed: int) -> None:
+    """Compare losses and gradients with the reference. The tolerance follows the scores of each list."""
+    U, V, batch = adversarial_lists(seed)
+    got = cpu.list_terms(U, V, batch, objective)
+    want = reference.list_terms(U.double(), V.double(), ListBatch(batch.users, batch.items), objective)
+    n, kinds = batch.items.shape[1], len(U)
+    size = V.abs().amax(0).clamp(min=8).double()  # of a kind; lists of equal scores have terms that cancel
+    logits, exact = n**0.5 + 4 * objective.K * size / objective.tau, 2 * n * size / objective.tau
+    bound = 4 * (EPS * logits + 2.0**-52 * exact)
+    of_items, wanted = item_gradient(got.items, V, "dot"), item_gradient(want.items, V, "dot")
+    allowed = bound * wanted.abs().amax(0).clamp(min=1)  # a column belongs to the lists of a kind
+    assert ((of_items - wanted).abs() <= allowed).all(), "items"
+    sums = allowed[batch.users.long()][:, None] * V.abs().sum(0)
+    assert ((got.user_grad - want.user_grad).abs() <= sums).all(), "user_grad"
+    for name in ("loss", "drm"):
+        loss = want.losses[name].view(2, kinds)
+        error = (got.losses[name].view(2, kinds) - loss).abs()
+        assert (error <= bound * loss.abs().clamp(min=1)).all(), name
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+@pytest.mark.parametrize("k", [1, 5, LONG + 2, LONG + 3])
+def test_adversarial_lists_for_every_weight_and_cut_off(weight: Weight, k: int) -> None:
+    for tau in (0.1, 1.0, 10.0):
+        assert_adversarial_terms(Objective(3, k=k, weight=weight, tau=tau, hinge=tau == 1), k)
 
 
 def test_lists_with_their_own_negatives() -> None:

@@ -1,16 +1,23 @@
 """Triton soft top-K and DRM of given scores against the reference in float64."""
 
 import math
+from typing import get_args
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
 from drm_triton.kernels import gpu, reference
 from drm_triton.kernels.gpu import softsort, softsort_tiled
-from tests.kernels.conftest import adversarial
+from drm_triton.kernels.weights import rank_weights
+from drm_triton.names import TAU_RANGE, Weight
+from tests.kernels.conftest import LARGEST, SCORES, SURE32, SURE64, adversarial, relaxed_rank
 from tests.kernels.gpu.conftest import DEVICE, EPS, assert_close, generator, tolerance
 
 # n, k, batch, tau, dtype: n below, at and above the tile sizes 16 .. 128; k = 1, n or between
@@ -159,6 +166,62 @@ def test_adversarial_lists(k: int) -> None:
     """A threshold that is too high would drop items that take part."""
     for s in adversarial(140, torch.float32):
         check_operations(s[None], k, 1.0, torch.ones(1, 140, dtype=torch.bool), k)
+
+
+@pytest.mark.parametrize("weight", get_args(Weight))
+def test_adversarial_lists_for_every_weight(weight: Weight) -> None:
+    """All ranks of lists that are just too long for the kernel of short lists."""
+    s = adversarial(132, torch.float32)
+    s = s[list(get_args(Weight)).index(weight) :: 5]  # two or three of the lists for each weight
+    y, mask = (torch.arange(132) % 9 == 0).float().expand(s.shape), torch.ones_like(s, dtype=torch.bool)
+    w = rank_weights(s.double(), y.double(), 132, weight, mask)
+    on_device, y_, w_, mask_ = (x.to(DEVICE) for x in (s, y, w.float(), mask))
+    loss, gradient = gpu.drm_lists(on_device, y_, w_, 1.0, mask_)
+    expected_loss, expected = reference.drm_lists(s.double(), y.double(), w.float().double(), 1.0, mask)
+    for b in range(len(s)):
+        allowed = tolerance(torch.float32, 132, 132, (s[b].max() - s[b].min()).item(), 1.0)
+        assert_close(loss[b], expected_loss[b], allowed, "loss", max(1, expected_loss[b].item()))
+        terms = 2 * 132 / 4 * w[b].sum().item() * max(1, expected_loss[b].item() ** 0.5)
+        assert_close(gradient[b], expected[b], allowed, "gradient", terms)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(130, 600),
+    k=st.sampled_from([1, 1, 5, 40, -1, 0]),  # n + k, if it is not positive
+    tau=st.sampled_from([1e-30, 1e-3, 0.5, 1.0, 10.0, 1e3, 1e30]),
+    kinds=st.lists(st.sampled_from(list(SCORES)), min_size=1, max_size=3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    relative=st.booleans(),
+)
+@settings(max_examples=20)
+def test_no_item_that_takes_part_is_missed(
+    seed: int, n: int, k: int, tau: float, kinds: list[str], dtype: torch.dtype, relative: bool
+) -> None:
+    """The bound itself. A relative tau is multiplied by the size of the scores."""
+    g = np.random.default_rng(seed)
+    with np.errstate(over="ignore"):
+        lists = np.stack([np.clip(SCORES[kind](g, n), -LARGEST, LARGEST).astype(np.float32) for kind in kinds])
+    s, mask = torch.from_numpy(lists).to(dtype), torch.from_numpy(g.random(lists.shape) < 0.9)
+    if relative:
+        tau = float(np.clip(tau * np.abs(lists).mean(dtype=np.float64), *TAU_RANGE))
+    k = k if k > 0 else n + k
+    with patch.object(softsort_tiled._ActiveLists, "_pairs"):
+        found = softsort_tiled._ActiveLists(s.to(DEVICE), torch.ones(len(s), k, device=DEVICE), tau, mask.to(DEVICE))
+    T = (SURE32 if dtype == torch.float32 else SURE64) + math.log(n)
+    for b, size in enumerate(found.count.tolist()):
+        live = mask[b].nonzero()[:, 0]
+        if found.bad[b].any():  # the sum of the scores overflows
+            assert size == 0
+            continue
+        kept, packed = found.position[b, :size].long().cpu(), found.s[b, :size].cpu()
+        assert size >= min(k, len(live))
+        assert torch.equal(packed, s[b, kept])
+        assert torch.equal(kept, live[s[b, live] >= packed.min()])  # the top of the ranking, with its ties
+        if size < len(live):
+            ranking = np.sort(s[b, live].double().numpy())[::-1]
+            for rank in {1, k // 2, k} - {0}:
+                assert relaxed_rank(ranking, rank, tau)[size:].max() <= math.exp(-T) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("k", [1, 20])
