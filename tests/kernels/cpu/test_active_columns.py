@@ -30,12 +30,12 @@ class Found(NamedTuple):
 
 @allocating
 def finder_buffers(n: int, ranks: int) -> Any:
-    return active_buffers(ranks), column_buffers(n, 1)
+    return active_buffers(n, ranks), column_buffers(n, 1)
 
 
 @kernel
-def find(s: Any, n: int, taken: Any, tau: float, buffers: Any, columns: Any) -> Any:
-    return find_active(s, n, taken, tau, buffers, columns)
+def find(s: Any, n: int, top: Any, taken: Any, tau: float, buffers: Any, columns: Any) -> Any:
+    return find_active(s, n, top, taken, tau, buffers, columns)
 
 
 def found_in(lists: NDArray[np.float32], K: int, tau: float, taken: NDArray[np.bool_] | None = None) -> Found:
@@ -44,7 +44,8 @@ def found_in(lists: NDArray[np.float32], K: int, tau: float, taken: NDArray[np.b
     s = np.full((-(-n // BITS) * BITS, WIDTH), -np.inf, np.float32)
     s[:n] = lists
     buffers, columns = finder_buffers(n, K)
-    rows = find(s, n, np.ones(WIDTH, np.bool_) if taken is None else taken, tau, buffers, columns)
+    taken = np.ones(WIDTH, np.bool_) if taken is None else taken
+    rows = find(s, n, s[:n].max(0), taken, tau, buffers, columns)
     return Found(rows, columns.size.astype(np.int64), columns.s[:rows], columns.order[:rows])
 
 
