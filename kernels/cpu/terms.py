@@ -7,11 +7,11 @@ registers. Each gradient is then used twice, for the user and for the sum of a s
     user_grad_b += g_bj v_j        sum_j += g_bj u_b
 
 For short lists, these are two more products. Of a long list, hinge and DRM have a gradient at few of the items, the
-active ones (`active_columns`) and the pair of the hinge, and only these are used (`runtime/exchange`). No array of
+active ones (`active_columns`) and the pair of the hinge, and only these are used (`runtime/entries`). No array of
 B x n scores or gradients is written. Lists with other losses, with their own negatives, or in groups of fewer than
 SHARE_MIN use `list_gradients`.
 
-Cost of a list: 2 n d operations for the scores, about five passes over those of a long list, what `columns` takes for
+Cost of a list: 2 n d operations for the scores, about four passes over those of a long list, what `columns` takes for
 the m active items, and 4 m d operations for the two sums. With 1,000 negatives, m is about 100 after one epoch.
 """
 
