@@ -6,7 +6,8 @@ The paper projects each row onto the unit ball. After training, nearly all users
 in [-1, 1] beside a margin of 1. Two alternatives, which the trainer does not have, are measured here with the gradients
 of the CPU backend and an update in plain torch:
 
-- decay: no projection; decay times the row is added to the gradient of each row that takes a step.
+- decay: no projection; decay times the row is added to the gradient of each row that takes a step. The margin may
+  change with it.
 - bias: the last factor of every user is the constant c and takes no step, so that the last factor of an item, times c,
   is its bias. The ball is kept.
 
@@ -14,6 +15,7 @@ Validation NDCG@10 and Recall@50 with the defaults of hinge+drm, one seed. The t
 """
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
 
@@ -32,7 +34,8 @@ from drm_triton.training.step import learning_rate, list_plan, objective_of
 
 SETTINGS: list[dict[str, float]] = [
     {},
-    *({"decay": decay} for decay in (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 100.0)),
+    *({"decay": decay} for decay in (0.01, 0.1, 1.0, 3.0, 10.0, 20.0, 30.0, 100.0)),
+    *({"decay": decay, "margin": margin} for decay in (3.0, 10.0, 20.0) for margin in (0.5, 2.0)),
     *({"bias": constant} for constant in (0.1, 0.3, 0.5)),
 ]
 
@@ -91,7 +94,9 @@ def main() -> None:
         cells = []
         for name in sets:
             data = Dataset.load(prepared(name, args.data))
-            ranker = factor_ranker(get_backend("cpu"), *train(data, config, **setting), "dot")
+            changed = dataclasses.replace(config, margin=setting.get("margin", config.margin))
+            factors = train(data, changed, setting.get("decay"), setting.get("bias"))
+            ranker = factor_ranker(get_backend("cpu"), *factors, "dot")
             means = evaluate(ranker, data.train, data.valid).means
             cells.append(f"{means['ndcg@10']:.4f} / {means['recall@50']:.4f}")
         title = ", ".join(f"{key} {value:g}" for key, value in setting.items()) or "unit ball (default)"

@@ -119,7 +119,6 @@ SPACES: dict[str, Space] = {
 SPACES_OF_SETS: dict[tuple[str, str], Space] = {
     # The ridge lam (n_u + alpha0 N) grows with the items, and Epinion has three times those of the next largest set.
     ("epinion", "iALS"): {"alpha0": [0.001, 0.003, 0.01, 0.03], "lam": [0.0003, 0.001, 0.003, 0.01]},
-    ("citeulike", "softmax"): {"factors": FACTORS},  # its search is from before softmax had more factors
 }
 DEFAULT = "softmax"
 OURS = tuple(model for model in SPACES if "score" in SPACES[model])  # other models have no choice of score

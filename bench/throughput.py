@@ -67,7 +67,7 @@ from drm_triton.training.step import catalogue_step, list_plan, objective_of, ta
 SETTINGS = {"3 positives, 45 negatives": (3, 45), "1 positive, 45 negatives": (1, 45)}
 BATCH = 16384
 BATCHES = (512, 1024, 2048, 4096, 8192, BATCH)  # that plain PyTorch chooses from
-LONG_ETA, LONG_BATCH, LONG_SHARE = 1000, 4096, 256
+SHORT_ETA, LONG_ETA, LONG_SHARE, LONG_BATCHES = 45, 1000, 256, (4096, BATCH)
 EPOCHS_BEFORE = 10  # of WARP before the timing: it samples more negatives as it learns
 BUFFALO_EPOCHS = 5  # timed epochs
 
@@ -251,51 +251,51 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
     Of the product, also 10^9 operations per second.
     """
     backend, device = get_backend("cpu"), torch.device("cpu")
-    config = TrainConfig(factors=factors, objective="hinge+drm")
-    long_config = dataclasses.replace(config, eta=LONG_ETA, batch_size=LONG_BATCH)
+    config = TrainConfig(factors=factors, objective="hinge+drm", eta=SHORT_ETA)
+    long_config = dataclasses.replace(config, eta=LONG_ETA)
     wide_config = dataclasses.replace(long_config, share=LONG_SHARE)
     plan, long_plan, wide_plan = (list_plan(c, train, device) for c in (config, long_config, wide_config))
     state, objective = initial_state(config, train, device), objective_of(config, train.shape[1])
     while state.position < plan.n_lists:
         stop = min(state.position + config.batch_in_force, plan.n_lists)
         take_step(state, plan, stop, config, objective, backend, config.lr)
-    groups, rows = LONG_BATCH // config.share, state.V[:LONG_ETA].T.contiguous()
+    B = LONG_BATCHES[0]
+    groups, rows = B // config.share, state.V[:LONG_ETA].T.contiguous()
     users, scores = state.U[: config.share], torch.empty(groups, config.share, LONG_ETA)
 
     def product() -> None:
         with one_torch_thread():
             threads.run(partial(torch.mm, users, rows, out=scores[group]) for group in range(groups))
 
-    times = time_in_turns(
-        {
-            "45": baselines.backend_step(backend, plan, state.U, state.V, objective, BATCH),
-            "long": baselines.backend_step(backend, long_plan, state.U, state.V, objective, LONG_BATCH),
-            "wide": baselines.backend_step(backend, wide_plan, state.U, state.V, objective, LONG_BATCH),
-            "floor": shared_scores(state.U, state.V, backend.sample_lists(long_plan, 0, 0, LONG_BATCH)),
-            "wide floor": shared_scores(state.U, state.V, backend.sample_lists(wide_plan, 0, 0, LONG_BATCH)),
-            "torch": product,
-        },
-        seconds=15,
+    def steps(plan: ListPlan, *sizes: int) -> Setting:
+        step = partial(baselines.backend_step, backend, plan, state.U, state.V, objective)
+        return fastest({f"batch {size}": (size, step(size)) for size in sizes})
+
+    floor, wide_floor = (
+        shared_scores(state.U, state.V, backend.sample_lists(p, 0, 0, B)) for p in (long_plan, wide_plan)
     )
-    rates = {
-        f"{config.eta_in_force} negatives": BATCH / times["45"],
-        f"{LONG_ETA} negatives": LONG_BATCH / times["long"],
-        f"{LONG_ETA} negatives, share {LONG_SHARE}": LONG_BATCH / times["wide"],
+    long, wide = f"{LONG_ETA} negatives", f"{LONG_ETA} negatives, share {LONG_SHARE}"
+    settings = {
+        f"{SHORT_ETA} negatives": steps(plan, BATCH),
+        long: steps(long_plan, *LONG_BATCHES),
+        wide: steps(wide_plan, *LONG_BATCHES),
     }
     products = {
-        f"{LONG_ETA} negatives: only the product of the scores (floor)": LONG_BATCH / times["floor"],
-        f"{LONG_ETA} negatives, share {LONG_SHARE}: only the product (floor)": LONG_BATCH / times["wide floor"],
-        f"{LONG_ETA} negatives: only the product of the scores, by torch": LONG_BATCH / times["torch"],
+        f"{long}: only the product of the scores (floor)": Setting("", B, floor),
+        f"{wide}: only the product (floor)": Setting("", B, wide_floor),
+        f"{long}: only the product of the scores, by torch": Setting("", B, product),
     }
-    first = next(iter(rates.values()))
+    times = time_in_turns({name: setting.run for name, setting in (settings | products).items()}, seconds=15)
+    rates = {name: setting.work / times[name] for name, setting in (settings | products).items()}
     return [
         {
             "lists": name,
+            "setting": (settings | products)[name].label,
             "lists_per_second": rate,
-            "of_45_negatives": rate / first,
+            "of_short_lists": rate / rates[f"{SHORT_ETA} negatives"],
             "gflops_per_second": rate * 2 * LONG_ETA * factors / 1e9 if name in products else None,
         }
-        for name, rate in (rates | products).items()
+        for name, rate in rates.items()
     ]
 
 
@@ -378,7 +378,7 @@ def main() -> None:
     for row in long_lists(train, args.factors):
         rows.append(row)
         line = f"{row['lists']:<60}{row['lists_per_second']:>12,.0f} lists/s"
-        line += f", {row['of_45_negatives']:.2f} of those with 45 negatives"
+        line += f", {row['of_short_lists']:.2f} of those with {SHORT_ETA} negatives {row['setting']}"
         if row["gflops_per_second"]:
             line += f"; {row['gflops_per_second']:.0f} Gflop/s"
         print(f"  {line}", flush=True)
