@@ -107,9 +107,7 @@ def test_the_threshold_of_a_pool_is_a_quantile_of_what_was_drawn(
     N, d, temperature, tau = 3000, 6, 0.5, 0.7
     U, V, batch = case(11, 9, 9, n_drawn + 60, d)  # V: the items drawn, and 60 positives of the batch beside them
     pool = Pool(torch.arange(len(V), dtype=torch.int32), n_drawn, N / n_drawn)
-    objective = Objective(
-        1, k=K, tau=tau, hinge=False, drm=False, softmax=True, temperature=temperature, at_k=True
-    )
+    objective = Objective(1, k=K, tau=tau, hinge=False, drm=False, softmax=True, temperature=temperature, at_k=True)
     got = backend.catalogue_gradients(U, V, batch._replace(pool=pool), objective)
     scores, bounds, items = (U[batch.users.long()] @ V.T).double().numpy(), batch.indptr.numpy(), batch.indices.numpy()
     for b, s in enumerate(scores):
