@@ -194,9 +194,10 @@ def joined(parts: str) -> Iterator[None]:
     """Train on a sum of losses that the trainer does not offer, for example hinge+softmax: the kernels add up any."""
     from drm_triton.names import LOSSES
     from drm_triton.training import engine
+    from drm_triton.training.step import objective_of
 
-    offered, on = engine.objective_of, {part: part in parts.split("+") for part in LOSSES}
-    with mock.patch.object(engine, "objective_of", lambda *given: dataclasses.replace(offered(*given), **on)):
+    on: dict[str, Any] = {part: part in parts.split("+") for part in LOSSES}
+    with mock.patch.object(engine, "objective_of", lambda *given: dataclasses.replace(objective_of(*given), **on)):
         yield
 
 
