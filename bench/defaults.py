@@ -81,6 +81,17 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"eta": 200},
         {"eta": 200, "tau": 2.0},
     ],
+    "hinge": [  # sums of two losses, and each of them alone; `parts` are sums that the trainer does not offer
+        {},
+        {"objective": "hinge+drm"},
+        {"parts": "hinge+softmax"},
+        {"parts": "hinge+psl"},
+        {"parts": "hinge+bpr"},
+        {"objective": "softmax", "negatives": "sampled", "score": "dot"},
+        {"objective": "softmax+drm"},
+        {"objective": "psl", "score": "dot"},
+        {"objective": "bpr", "score": "dot"},
+    ],
 }
 
 

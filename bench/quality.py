@@ -11,6 +11,7 @@ other model.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -18,9 +19,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -163,8 +166,10 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
         fixed = {"seed": seed, "fit_on": fit_on, "eval_every": 0, "threads": 1}
         if options.get("negatives") == "all" and task["set"] in POOLS:
             fixed["pool"] = POOLS[task["set"]]
+        parts = options.pop("parts", None)
         config = TrainConfig.from_mapping({"objective": "hinge+drm", **options, **fixed})
-        model = drm_triton.DRM(config).fit(data)
+        with joined(parts) if parts else nullcontext():
+            model = drm_triton.DRM(config).fit(data)
         rank = factor_ranker(get_backend("cpu"), model.user_factors, model.item_factors, config.score_in_force)
     else:
         name = task["model"].lower()
@@ -181,6 +186,18 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         **{name: means[name] for name in means if name.endswith(("@10", "@50"))},
     }
+
+
+@contextmanager
+def joined(parts: str) -> Iterator[None]:
+    """Train on a sum of losses that the trainer does not offer, for example hinge+softmax: the kernels add up any."""
+    from drm_triton.names import LOSSES
+    from drm_triton.training import engine
+    from drm_triton.training.step import objective_of
+
+    on: dict[str, Any] = {part: part in parts.split("+") for part in LOSSES}
+    with mock.patch.object(engine, "objective_of", lambda *given: dataclasses.replace(objective_of(*given), **on)):
+        yield
 
 
 def finished(trials: Path = TRIALS) -> list[dict[str, Any]]:

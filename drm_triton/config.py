@@ -282,6 +282,11 @@ class TrainConfig(Config):
             raise InputError("`popularity` needs `score` cosine or dot, got l2")
 
     @property
+    def parts(self) -> frozenset[str]:
+        """The losses that `objective` adds up, some of LOSSES. softmax@k is the softmax with weights."""
+        return frozenset(self.objective.removesuffix("@k").split("+"))
+
+    @property
     def eta_in_force(self) -> int:
         """Number of negatives in a list."""
         return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
@@ -291,7 +296,7 @@ class TrainConfig(Config):
         """The score of an item for a user."""
         if self.score is not None:
             return self.score
-        return "dot" if {"hinge", "drm", "mse"} & set(self.objective.split("+")) else "cosine"
+        return "dot" if {"hinge", "drm", "mse"} & self.parts else "cosine"
 
     @property
     def negatives_in_force(self) -> Negatives:
@@ -386,7 +391,7 @@ class TrainConfig(Config):
         ['cov_every', 'cov_form', 'interaction_weight_cap', 'k', 'lam', 'pool', 'popularity', 'tau', 'temperature', \
 'weight']
         """
-        parts, every = set(self.objective.removesuffix("@k").split("+")), self.negatives_in_force == "all"
+        parts, every = self.parts, self.negatives_in_force == "all"
         top = "drm" in parts or self.objective == "softmax@k"
         idle = {
             **dict.fromkeys(("rho", "eta", "share", "user_sampling"), every),
@@ -427,7 +432,7 @@ class TrainConfig(Config):
         ['score', 'factors', 'eta', 'tau', 'lambda', 'margin', 'lr', 'epochs']
         """
         space = super().search_space()
-        if not {"hinge", "drm"} & set(self.objective.split("+")):
+        if not {"hinge", "drm"} & self.parts:
             space.pop("score")
         return space
 

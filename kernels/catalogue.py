@@ -12,7 +12,8 @@ w_i is that of the interaction, 1 by default, times that of `top_k_weights` for 
 its popularity, may be added to its scores. It is constant, so it has no gradient.
 
 In a large catalogue, a random pool of items stands for all of them in one step: V then holds the items of the pool, and
-the sum over the negatives is multiplied by the number of items that each of them stands for.
+the sum over the negatives is multiplied by the number of items that each of them stands for. The rank of the threshold
+of softmax@k is divided by it.
 
 This module holds what every backend shares, and the operation in torch for `reference` and `gpu`.
 """
@@ -60,13 +61,24 @@ def scores_of_products(products: Tensor, u: Tensor, V: Tensor, score: Score, pri
     return products if prior is None else products.add_(prior)
 
 
-def top_k_weights(s: Tensor, objective: Objective) -> Tensor:
+def threshold_rank(objective: Objective, pool: Pool | None, n_items: int) -> int:
+    """Return the rank of the threshold beta of softmax@k among a user's scores, K if these are of all `n_items`.
+
+    With a pool, the scores are those of the items that were drawn, whether the user has them or not. Each stands for
+    `ratio` items of the catalogue, so beta is a quantile of a sample. The other positives of the batch are no sample.
+    """
+    drawn, ratio = (n_items, 1.0) if pool is None else (pool.n_negatives, pool.ratio)
+    return min(max(1, round(objective.K / ratio)), drawn)
+
+
+def top_k_weights(s: Tensor, objective: Objective, pool: Pool | None) -> Tensor:
     """Return the weight of each item as a positive: sigma((s_i - beta) / tau), beta the user's K-th largest score.
 
     An item in the user's top K counts nearly fully, one far below it hardly. The gradient treats the weights as
-    constants.
+    constants. With a pool, beta is estimated from the items that were drawn, see `threshold_rank`.
     """
-    beta = s.topk(min(objective.K, s.shape[1]), 1).values[:, -1:]
+    drawn = s if pool is None else s[:, : pool.n_negatives]
+    beta = drawn.topk(threshold_rank(objective, pool, s.shape[1]), 1).values[:, -1:]
     return torch.sigmoid((s - beta) / objective.tau)
 
 
@@ -87,7 +99,7 @@ def torch_softmax_of_users(
     negatives = z.masked_fill(~negative, -torch.inf)
     x = negatives.logsumexp(1, keepdim=True) + log_ratio - z
     if objective.at_k:
-        weights = weights * top_k_weights(s, objective)
+        weights = weights * top_k_weights(s, objective, pool)
     scale = positive.sum(1, keepdim=True).clamp(min=1).to(s.dtype).rsqrt()
     loss = scale[:, 0] * torch.where(positive, weights * torch.nn.functional.softplus(x), 0).sum(1)
     wrong = torch.where(positive, weights * torch.sigmoid(x), 0)  # fraction of the negatives in each softmax

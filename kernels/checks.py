@@ -17,7 +17,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import devices
 from drm_triton.kernels.precision import arithmetic
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
-from drm_triton.names import LOSSES, MAX_SEED, TAU_RANGE, Score
+from drm_triton.names import MAX_SEED, TAU_RANGE, Score
 
 if TYPE_CHECKING:
     from drm_triton.kernels.batches import ListBatch, SharedNegatives
@@ -178,7 +178,7 @@ def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, va
 def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> None:
     """Check the arguments of `catalogue_gradients`."""
     name = "catalogue_gradients"
-    if [part for part in LOSSES if getattr(objective, part)] != ["softmax"]:
+    if objective.parts != ("softmax",):
         raise InputError(f"{name}: the objective must be softmax alone")
     if batch.pool is not None and not 1 <= batch.pool.n_negatives <= len(batch.pool.items) == len(V):
         raise InputError(f"{name}: V must hold the {len(batch.pool.items)} items of the pool, got {len(V)} rows")

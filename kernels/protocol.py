@@ -43,7 +43,7 @@ SeenItems = tuple[Tensor, Tensor]  # (indptr int64 [m + 1], indices int32): rows
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of one list: hinge + lam * drm + mse + softmax + psl + bpr. Each part can be switched off.
+    """Loss of one list: the sum of the parts that are on, DRM times lam. LOSSES names the parts.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Objective:
         check_tau("Objective", self.tau)
         check_number("Objective", "lam", self.lam, 0)
         check_number("Objective", "margin", self.margin)
-        if not any(getattr(self, part) for part in LOSSES):
+        if not self.parts:
             raise InputError(f"Objective: at least one of {', '.join(LOSSES)} must be on")
         if not 0 < self.temperature < math.inf:
             raise InputError(f"Objective: temperature must be positive and finite, got {self.temperature}")
@@ -91,6 +91,11 @@ class Objective:
     def total(self, hinge: Tensor, drm: Tensor, *others: Tensor) -> Tensor:
         """Return the loss of each list [B] from its parts, in the order of LOSSES."""
         return hinge + self.lam * drm + torch.stack(others).sum(0)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are on, in the order of LOSSES."""
+        return tuple(part for part in LOSSES if getattr(self, part))
 
     @property
     def psl_scale(self) -> float:
@@ -210,13 +215,13 @@ class ListGradients(NamedTuple):
     """Losses of B lists and their gradients."""
 
     scores: Tensor  # [B, n]
-    hinge: Tensor  # [B], 0 if switched off, as are the other losses; all without lam
+    hinge: Tensor  # [B]; the parts, in the order of LOSSES: 0 if switched off, all without lam
     drm: Tensor  # [B]
     mse: Tensor  # [B]
     softmax: Tensor  # [B]
     psl: Tensor  # [B]
     bpr: Tensor  # [B]
-    loss: Tensor  # [B], hinge + lam * drm + mse + softmax + psl + bpr
+    loss: Tensor  # [B], the sum of the parts, DRM times lam
     g: Tensor  # [B, n], dloss/dscores
     user_grad: Tensor  # [B, d], dloss/dU[user]
 

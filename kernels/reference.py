@@ -35,7 +35,7 @@ from drm_triton.kernels.protocol import (
 )
 from drm_triton.kernels.streams import FEISTEL_ROUNDS, NEGATIVES, ORDER, POSITIVES, ROUNDING_BLOCK, SHARED_BLOCK, USER
 from drm_triton.kernels.weights import rank_weights
-from drm_triton.names import BackendName, Score
+from drm_triton.names import LOSSES, BackendName, Score
 
 name: BackendName = "reference"
 
@@ -236,28 +236,28 @@ def list_losses(s: Tensor, n_items: int, objective: Objective) -> tuple[Tensor, 
     rho, n = objective.rho, s.shape[1]
     y = (torch.arange(n, device=s.device) < rho).to(s.dtype).expand_as(s)
     mask = torch.ones_like(s, dtype=torch.bool)
-    zero = s.new_zeros(len(s))
-    hinge, drm, mse, softmax, psl, bpr = (zero,) * 6
+    losses = dict.fromkeys(LOSSES, s.new_zeros(len(s)))
     if objective.hinge:
         positive = s[:, :rho].min(-1, keepdim=True).values
         violations = (objective.margin - positive + s[:, rho:] >= 0).sum(-1)
         phi = torch.log1p(n_items / (n - rho) * violations.to(s.dtype))
-        hinge = phi * (objective.margin - positive[:, 0] + s[:, rho:].max(-1).values).clamp(min=0)
+        losses["hinge"] = phi * (objective.margin - positive[:, 0] + s[:, rho:].max(-1).values).clamp(min=0)
     if objective.drm:
         w = rank_weights(s.detach(), y, objective.K, objective.weight, mask)
-        drm = (y - soft_topk_forward(s, w, objective.tau, mask)).square().sum(-1)
+        losses["drm"] = (y - soft_topk_forward(s, w, objective.tau, mask)).square().sum(-1)
     if objective.mse:
-        mse = (s - y).square().mean(-1)
+        losses["mse"] = (s - y).square().mean(-1)
     if objective.softmax:
         z = s / objective.temperature
-        softmax = torch.nn.functional.softplus(z[:, rho:].logsumexp(-1, keepdim=True) - z[:, :rho]).sum(-1)
+        x = z[:, rho:].logsumexp(-1, keepdim=True) - z[:, :rho]
+        losses["softmax"] = torch.nn.functional.softplus(x).sum(-1)
     if objective.psl:
         r = (1 + objective.psl_scale * (s[:, None, rho:] - s[:, :rho, None])).clamp(min=0)  # [B, rho, eta]
-        psl = torch.log1p(r.pow(1 / objective.temperature).sum(-1)).sum(-1)
+        losses["psl"] = torch.log1p(r.pow(1 / objective.temperature).sum(-1)).sum(-1)
     if objective.bpr:
         x = (s[:, None, rho:] - s[:, :rho, None]) / objective.temperature
-        bpr = torch.nn.functional.softplus(x).mean(-1).sum(-1)
-    return hinge, drm, mse, softmax, psl, bpr
+        losses["bpr"] = torch.nn.functional.softplus(x).mean(-1).sum(-1)
+    return tuple(losses.values())
 
 
 def list_gradients(

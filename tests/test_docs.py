@@ -365,6 +365,18 @@ def test_every_file_named_exists(page: str) -> None:
             assert (ROOT / span).exists(), f"{page}: {span}"
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/kernels.md"])
+def test_every_name_in_an_item_about_a_file_is_in_it(page: str) -> None:
+    """A list item that names Python files, the first with its folder, may name only what is in one of them."""
+    for item in re.findall(r"^(?:\d+\.|-) .*(?:\n +.*)*", FENCE.sub("", PAGES[page]), re.MULTILINE):
+        found = spans(item)
+        files = [ROOT / span for span in found if re.fullmatch(r"[\w/]+/\w+\.py", span)]
+        files += [files[0].parent / span for span in found if files and re.fullmatch(r"\w+\.py", span)]
+        texts = "".join(file.read_text("utf-8") for file in files if file.is_file())
+        for name in (span for span in found if texts and re.fullmatch(r"[A-Za-z_]\w*", span)):
+            assert re.search(rf"\b{name}\b", texts), f"{page}: {name} is not in {', '.join(map(str, files))}"
+
+
 def anchors(text: str) -> set[str]:
     """Return the anchors that GitHub gives to the headings."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 import drm_triton
 from drm_triton import bpr_loss, losses, psl_loss, soft_topk, softmax_at_k_loss, softmax_loss
 from drm_triton.errors import InputError
-from drm_triton.kernels import reference
+from drm_triton.kernels import get_backend, reference, why_not
 from drm_triton.kernels.protocol import Objective
+from drm_triton.names import BackendName
 from tests.test_functional import TOLERANCE, gradient_of, random_lists
 
 Loss = Callable[..., Tensor]
@@ -101,6 +103,29 @@ def test_gradcheck(ties: bool) -> None:
         assert torch.autograd.gradcheck(lambda s, loss=loss: loss(s, relevance, reduction="none"), scores)
     # The weights are constants in the gradient. With a large temperature they hardly depend on the scores.
     assert torch.autograd.gradcheck(lambda s: softmax_at_k_loss(s, relevance, 2, 0.5, 1e9, mask=mask), scores)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_thresholds_of_all_items_weight_the_positives_of_a_sample(name: BackendName) -> None:
+    """With the thresholds of `top_k`, the positives of sampled lists count as they do in the whole catalogue."""
+    if reason := why_not(name):
+        pytest.skip(reason)
+    backend, k, draw = get_backend(name), 5, torch.Generator().manual_seed(4)
+    U, V = torch.randn(3, 8, generator=draw), torch.randn(60, 8, generator=draw)
+    _, best = backend.top_k(U, backend.pack_items(V, "dot"), k)
+    relevance = torch.zeros(3, 60)
+    relevance[:, :4] = 1
+    scores, some = U @ V.T, torch.arange(12)  # all positives, and 8 of the other items
+    sample = softmax_at_k_loss(
+        scores[:, some], relevance[:, some], None, 0.5, 0.7, threshold=best[:, -1], reduction="none"
+    )
+    beta = np.partition(scores.double().numpy(), 60 - k)[:, 60 - k]
+    for b, s in enumerate(scores.double().numpy()):
+        terms = np.log1p(np.exp((s[4:12] - s[:4, None]) / 0.5).sum(1)) / (1 + np.exp((beta[b] - s[:4]) / 0.7))
+        assert sample[b].item() == pytest.approx(terms.sum(), rel=1e-4)
+    all_items = softmax_at_k_loss(scores, relevance, k, 0.5, 0.7)
+    by_threshold = softmax_at_k_loss(scores, relevance, None, 0.5, 0.7, threshold=best[:, -1])
+    torch.testing.assert_close(by_threshold, all_items, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_at_k_have_no_gradient() -> None:

@@ -15,6 +15,7 @@ from drm_triton.kernels.catalogue import CataloguePlan
 from drm_triton.kernels.protocol import Backend, CatalogueBatch, GradientTerms, ListPlan, Objective, Rounding, row_score
 from drm_triton.kernels.streams import ITEM_TABLE, USER_TABLE
 from drm_triton.kernels.torch_threads import one_torch_thread
+from drm_triton.names import LOSSES
 from drm_triton.training.covariance import covariance_gradient
 from drm_triton.training.prior import popularity_prior
 from drm_triton.training.state import LOSS_SUMS, State
@@ -183,7 +184,7 @@ def rate_at(config: TrainConfig, epoch: Any, position: Any, n_lists: int, first_
 
 def objective_of(config: TrainConfig, n_items: int) -> Objective:
     """Return the objective that a configuration describes, for a catalogue of `n_items`."""
-    parts = config.objective.removesuffix("@k").split("+")
+    on: dict[str, Any] = {**dict.fromkeys(LOSSES, False), **dict.fromkeys(config.parts, True)}
     return Objective(
         rho=config.rho,
         score=config.score_in_force,
@@ -192,14 +193,9 @@ def objective_of(config: TrainConfig, n_items: int) -> Objective:
         lam=config.lam,
         weight=config.weight,
         margin=config.margin,
-        hinge="hinge" in parts,
-        drm="drm" in parts,
-        mse="mse" in parts,
-        softmax="softmax" in parts,
-        psl="psl" in parts,
-        bpr="bpr" in parts,
         temperature=config.temperature_for(n_items),
         at_k=config.objective == "softmax@k",
+        **on,
     )
 
 

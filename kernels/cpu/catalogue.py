@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.kernels.catalogue import user_blocks
+from drm_triton.kernels.catalogue import threshold_rank, user_blocks
 from drm_triton.kernels.checks import INT32, INT64, check_catalogue
 from drm_triton.kernels.cpu.columns import exp
 from drm_triton.kernels.cpu.losses import NAN, add_one, score_item, softplus_sigmoid
@@ -49,7 +49,7 @@ class CatalogueLoss(NamedTuple):
 
     temperature: float
     at_k: bool
-    k: int
+    rank: int  # of the threshold beta, among the scores of the first n_negatives items
     tau: float
     n_negatives: int  # only the first n_negatives items are negatives
     log_ratio: float
@@ -90,12 +90,12 @@ class BlockBuffers(NamedTuple):
     product: NDArray[np.float32]  # [WIDTH, padded d], what one chunk adds to `sums`
     state: NDArray[np.float32]  # [3, WIDTH]: the largest score so far, the sum of e, and that of |s| / 2^32
     before: NDArray[np.float32]  # [WIDTH], the largest score before a chunk
-    top: NDArray[np.float32]  # [K, WIDTH], the K largest scores so far
+    top: NDArray[np.float32]  # [rank, WIDTH], the largest scores so far of the items that beta is a score of
     s: NDArray[np.float32]  # [most positives of a user], their scores
 
 
 @allocating
-def block_buffers(d, most, k):
+def block_buffers(d, most, rank):
     """Allocate the buffers for users who have at most `most` positives."""
     width = padded(d, LANES)
     return BlockBuffers(
@@ -107,7 +107,7 @@ def block_buffers(d, most, k):
         np.empty((WIDTH, width), np.float32),
         np.empty((3, WIDTH), np.float32),
         np.empty(WIDTH, np.float32),
-        np.empty((k, WIDTH), np.float32),
+        np.empty((rank, WIDTH), np.float32),
         np.empty(most, np.float32),
     )
 
@@ -223,13 +223,13 @@ def chunk_of_users(begin, lists, start, stop, s, first, following, inputs, loss,
             for t in range(WIDTH):
                 s[j, t] += inputs.prior[start + j]
     _add_absolute(s, buffers.state, n)
+    n_negatives = max(0, min(n, loss.n_negatives - start))
     if loss.at_k:
         last = buffers.top.shape[0] - 1
-        for j in range(n):
+        for j in range(n_negatives):
             if any_above(s, j, buffers.top, last):
                 insert_row(s, buffers.top, last + 1, j)
     leave_out_positives(begin, lists, start, stop, s, inputs, first, following)
-    n_negatives = max(0, min(n, loss.n_negatives - start))
     s[n_negatives:] = f32(0)
     if n_negatives == 0:
         return
@@ -310,8 +310,7 @@ def losses_of_users(start, stop, inputs, loss, out):
     most = 0
     for b in range(inputs.users.size):
         most = max(most, inputs.indptr[b + 1] - inputs.indptr[b])
-    k = min(loss.k, inputs.V.shape[0]) if loss.at_k else 1
-    buffers = block_buffers(inputs.V.shape[1], most, k)
+    buffers = block_buffers(inputs.V.shape[1], most, loss.rank if loss.at_k else 1)
     for block in range(start, stop):
         block_of_users(block, inputs, loss, buffers, out)
 
@@ -390,7 +389,7 @@ def catalogue_loss_parameters(objective: Objective, pool: Pool | None, n_items: 
     return CatalogueLoss(
         temperature=float(objective.temperature),
         at_k=objective.at_k,
-        k=objective.K,
+        rank=threshold_rank(objective, pool, n_items),
         tau=float(objective.tau),
         n_negatives=n_items if pool is None else pool.n_negatives,
         log_ratio=0.0 if pool is None else math.log(pool.ratio),

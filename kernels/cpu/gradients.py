@@ -17,7 +17,7 @@ list reads n + 1 rows of d floats (with shared negatives rho + 1 + eta / lists) 
 of size n x n or n x d is stored.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -230,6 +230,7 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
     """Return an objective in the form that compiled functions take, for lists of n items."""
     eta = n - objective.rho
     phi = np.log1p(n_items / eta * np.arange(eta + 1)).astype(np.float32)
+    on: dict[str, Any] = {part: getattr(objective, part) for part in LOSSES}
     return LossParameters(
         rho=objective.rho,
         weights=training_rank_weights(objective, torch.float32, torch.device("cpu")).numpy(),
@@ -238,14 +239,9 @@ def loss_parameters(objective: Objective, n: int, n_items: int) -> LossParameter
         lam=f32(objective.lam),
         margin=f32(objective.margin),
         phi=phi,
-        hinge=objective.hinge,
-        drm=objective.drm,
-        mse=objective.mse,
-        softmax=objective.softmax,
-        psl=objective.psl,
-        bpr=objective.bpr,
         psl_scale=f32(objective.psl_scale),
         temperature=float(objective.temperature),
+        **on,
     )
 
 

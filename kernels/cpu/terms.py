@@ -117,7 +117,7 @@ def terms_of_tiles(start, stop, inputs, groups, loss, out):
 
 def only_hinge_and_drm(objective: Objective) -> bool:
     """Return whether there are no other losses. Then few items of a long list have a gradient."""
-    return not any((objective.mse, objective.softmax, objective.psl, objective.bpr))
+    return set(objective.parts) <= {"hinge", "drm"}
 
 
 def list_terms(

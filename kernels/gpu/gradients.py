@@ -32,7 +32,7 @@ from drm_triton.kernels.checks import check_lists
 from drm_triton.kernels.gpu import softsort, softsort_tiled
 from drm_triton.kernels.gpu.groups import BLOCK_LISTS, groups_of, kept_shared, tile_of_lists
 from drm_triton.kernels.gpu.launch import launch, register_limit
-from drm_triton.kernels.gpu.losses import finish
+from drm_triton.kernels.gpu.losses import finish, parts_mask
 from drm_triton.kernels.gpu.rounding import widened
 from drm_triton.kernels.gpu.softsort import above_sums, nan_or_zero, soft_topk, soft_topk_gradient, sort_lists
 from drm_triton.kernels.precision import arithmetic
@@ -176,7 +176,7 @@ def _losses_kernel(
     s_ptr,  # [B, n]
     w_ptr,  # [K]: rank weights, the same for every list (under AP: see `rank_weight`); read if DRM is "sorted"
     drm_ptr,  # [B], read if DRM is "given"
-    losses_ptr,  # [7, B], out: the parts in the order of LOSSES, loss
+    losses_ptr,  # [parts + 1, B], out: the parts in the order of LOSSES, loss
     g_ptr,  # [B, n], out; if DRM is "given", in place: its gradient, then that of the loss
     B: tl.int64,
     n: tl.int32,
@@ -190,11 +190,7 @@ def _losses_kernel(
     K: tl.constexpr,  # so that P_1 is computed once if it is the only one
     DRM: tl.constexpr,  # "sorted": computed here from sorted lists, "given", or "off"
     AP: tl.constexpr,
-    HINGE: tl.constexpr,
-    MSE: tl.constexpr,
-    SOFTMAX: tl.constexpr,
-    PSL: tl.constexpr,
-    BPR: tl.constexpr,
+    PARTS: tl.constexpr,  # see `losses`
     BLOCK_LISTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -223,7 +219,7 @@ def _losses_kernel(
         ds = soft_topk_gradient(s, R, live, -2 * r, w_row, K, tau, hit, place, AP)
     finish(
         row, exists, s, drm, ds, nan, position, live, losses_ptr, g_ptr,
-        B, n, rho, lam, margin, ratio, temperature, psl_scale, HINGE, MSE, SOFTMAX, PSL, BPR,
+        B, n, rho, lam, margin, ratio, temperature, psl_scale, PARTS,
     )  # fmt: skip
 
 
@@ -321,7 +317,7 @@ def list_gradients(
 
 
 def compute_losses(s: Tensor, losses: Tensor, objective: Objective, n_items: int) -> Tensor:
-    """Write the losses [7, B] of lists with scores s [B, n]; return g [B, n]."""
+    """Write the losses [parts + 1, B] of lists with scores s [B, n]; return g [B, n]."""
     B, n = s.shape
     drm, g, w = s, torch.empty_like(s), s  # drm and w are not read unless they are set below
     mode = "off"
@@ -354,11 +350,7 @@ def compute_losses(s: Tensor, losses: Tensor, objective: Objective, n_items: int
         psl_scale=objective.psl_scale,
         DRM=mode,
         AP=objective.weight == "ap",
-        HINGE=objective.hinge,
-        MSE=objective.mse,
-        SOFTMAX=objective.softmax,
-        PSL=objective.psl,
-        BPR=objective.bpr,
+        PARTS=parts_mask(objective),
         **sizes,
     )
     return g

@@ -6,6 +6,18 @@ The first rho columns of a tile are positives. `live` says which entries belong 
 import triton
 import triton.language as tl
 
+from drm_triton.kernels.protocol import Objective
+from drm_triton.names import LOSSES
+
+# Bits of PARTS, the parts of the loss that are on. DRM is computed before the others. In `HINGE & PARTS`, the bit comes
+# first: in the interpreter PARTS is an int.
+HINGE, _, MSE, SOFTMAX, PSL, BPR = (tl.constexpr(1 << place) for place in range(len(LOSSES)))
+
+
+def parts_mask(objective: Objective) -> int:
+    """Return PARTS of an objective."""
+    return sum(1 << LOSSES.index(part) for part in objective.parts)
+
 
 @triton.jit
 def log1p(x):
@@ -96,7 +108,7 @@ def bpr_loss(s, col, live, n, rho, temperature):
 @triton.jit
 def finish(
     row, mask, s, drm, ds, nan, col, live, losses_ptr, g_ptr, B, n, rho, lam, margin, ratio, temperature, psl_scale,
-    HINGE: tl.constexpr, MSE: tl.constexpr, SOFTMAX: tl.constexpr, PSL: tl.constexpr, BPR: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """Add the other losses to DRM and its gradient ds; store losses and g.
 
@@ -109,23 +121,23 @@ def finish(
     zero = tl.zeros((s.shape[0],), dtype)
     hinge, mse, softmax, psl, bpr = zero, zero, zero, zero, zero
     g = lam * ds + nan[:, None]
-    if HINGE:
+    if HINGE & PARTS:
         hinge, step = hinge_loss(s, col, live, rho, tl.full((), margin, dtype), tl.full((), ratio, dtype))
         hinge += nan
         g += step
-    if MSE:
+    if MSE & PARTS:
         mse, step = mse_loss(s, col, live, n, rho)
         mse += nan
         g += step
-    if SOFTMAX:
+    if SOFTMAX & PARTS:
         softmax, step = softmax_loss(s, col, live, rho, temperature)
         softmax += nan
         g += step
-    if PSL:
+    if PSL & PARTS:
         psl, step = psl_loss(s, col, live, rho, tl.full((), psl_scale, dtype), temperature)
         psl += nan
         g += step
-    if BPR:
+    if BPR & PARTS:
         bpr, step = bpr_loss(s, col, live, n, rho, temperature)
         bpr += nan
         g += step

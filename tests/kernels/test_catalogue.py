@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -51,7 +52,8 @@ def definition(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective
         others = torch.tensor([j for j in range(last) if j not in items], dtype=torch.int64)
         weights = torch.ones(len(V))
         if objective.at_k:
-            beta = s.detach().sort(descending=True).values[min(objective.K, len(V)) - 1]
+            rank = min(max(1, round(objective.K / ratio)), last)
+            beta = s.detach()[:last].sort(descending=True).values[rank - 1]
             weights = 1 / (1 + ((beta - s.detach()) / objective.tau).exp())
         terms = [
             weights[i] * torch.log1p(ratio * ((s[others] - s[i]) / objective.temperature).exp().sum()) for i in items
@@ -87,13 +89,51 @@ def test_positives_weighted_by_their_place_in_the_top_k(backend: Backend, score:
 
 
 @pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize("at_k", [False, True])
 @pytest.mark.parametrize("n_negatives", [1, 12, 40])
-def test_a_pool_stands_for_the_catalogue(backend: Backend, score: Score, n_negatives: int) -> None:
+def test_a_pool_stands_for_the_catalogue(backend: Backend, score: Score, n_negatives: int, at_k: bool) -> None:
     U, V, batch = case(9, 20, 22, 40, 16)
-    pool = Pool(torch.arange(40, dtype=torch.int32), n_negatives, 7.5)
-    got = backend.catalogue_gradients(U, V, batch._replace(pool=pool), objective(score))
-    for x, want in zip(got, definition(U, V, batch._replace(pool=pool), objective(score)), strict=True):
+    pool, at_place = Pool(torch.arange(40, dtype=torch.int32), n_negatives, 7.5), objective(score, at_k=at_k)
+    got = backend.catalogue_gradients(U, V, batch._replace(pool=pool), at_place)
+    for x, want in zip(got, definition(U, V, batch._replace(pool=pool), at_place), strict=True):
         torch.testing.assert_close(x.double(), want, rtol=1e-4, atol=1e-5 * max(want.abs().max().item(), 1e-3))
+
+
+@pytest.mark.parametrize(("n_drawn", "K", "rank"), [(100, 20, 1), (1000, 20, 7), (1400, 200, 93), (700, 5000, 700)])
+def test_the_threshold_of_a_pool_is_a_quantile_of_what_was_drawn(
+    backend: Backend, n_drawn: int, K: int, rank: int
+) -> None:
+    """Against NumPy. A pool of 1,000 of 3,000 items has a third of the top 20: the threshold is its 7th score."""
+    N, d, temperature, tau = 3000, 6, 0.5, 0.7
+    U, V, batch = case(11, 9, 9, n_drawn + 60, d)  # V: the items drawn, and 60 positives of the batch beside them
+    pool = Pool(torch.arange(len(V), dtype=torch.int32), n_drawn, N / n_drawn)
+    objective = Objective(1, k=K, tau=tau, hinge=False, drm=False, softmax=True, temperature=temperature, at_k=True)
+    got = backend.catalogue_gradients(U, V, batch._replace(pool=pool), objective)
+    scores, bounds, items = (U[batch.users.long()] @ V.T).double().numpy(), batch.indptr.numpy(), batch.indices.numpy()
+    for b, s in enumerate(scores):
+        own = items[bounds[b] : bounds[b + 1]]
+        beta = np.partition(s[:n_drawn], n_drawn - rank)[n_drawn - rank]  # the rank-th largest
+        others = np.setdiff1d(np.arange(n_drawn), own)
+        total = N / n_drawn * np.exp(s[others] / temperature).sum()
+        terms = np.log1p(total * np.exp(-s[own] / temperature)) / (1 + np.exp((beta - s[own]) / tau))
+        assert got.softmax[b].item() == pytest.approx(terms.sum() / len(own) ** 0.5, rel=1e-4)
+
+
+def test_the_threshold_of_a_pool_estimates_that_of_the_catalogue() -> None:
+    """The mean rank of the threshold, in the whole catalogue, is K."""
+    N, K, n_pools = 3000, 20, 400
+    indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([0, 1], dtype=torch.int32)
+    plan = CataloguePlan(indptr, indices, N, seed=2, pool=600)
+    scores = torch.randn(N, generator=torch.Generator().manual_seed(3))
+    ranks = []
+    for epoch in range(n_pools):
+        pool = plan.batch(epoch, 0, 2).pool
+        assert pool is not None
+        best = scores[pool.items[: pool.n_negatives].long()].sort(descending=True).values
+        beta = best[catalogue.threshold_rank(Objective(1, k=K), pool, len(pool.items)) - 1]
+        ranks.append(int((scores >= beta).sum()))
+    # The r-th best of n has mean rank r (N + 1) / (n + 1), with standard deviation about K / sqrt(r), r = 4.
+    assert np.mean(ranks) == pytest.approx(K, abs=4 * K / 2 / n_pools**0.5)
 
 
 @pytest.mark.parametrize("at_k", [False, True])

@@ -97,7 +97,7 @@ def test_every_weight_and_cut_off(weight: Weight, k: int, eta: int) -> None:
     assert_terms(U, V, batch, Objective(5, k=k, weight=weight, tau=0.3, hinge=False))
 
 
-@pytest.mark.parametrize("objective", [Objective(2, drm=False), Objective(2, mse=True), Objective(2, softmax=True)])
+@pytest.mark.parametrize("objective", [Objective(2, drm=False), *(Objective(2, **{part: True}) for part in LOSSES[2:])])
 def test_other_objectives(objective: Objective) -> None:
     U, V, batch = random_shared_lists(7, 40, 2, 150, 16, 20, 0.1)
     assert_terms(U, V, batch, objective)

@@ -42,6 +42,7 @@ CASES = [
     (150, 16, Objective(2, "l2", softmax=True, mse=True)),
     (20, 16, Objective(3, "dot", hinge=False, drm=False, psl=True, temperature=0.3)),
     (150, 16, Objective(2, "l2", hinge=False, drm=False, psl=True, bpr=True, temperature=0.3)),
+    *((11, 5, Objective(2, "dot", temperature=0.3, **{part: part == on for part in LOSSES})) for on in LOSSES),
 ]
 
 
