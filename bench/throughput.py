@@ -219,7 +219,7 @@ def training(train: CSR, factors: int, rho: int, eta: int, buffalo: str | None) 
 def long_lists(train: CSR, factors: int) -> list[Row]:
     """Measure lists per second with 45 and with LONG_ETA negatives, and of the product of the scores alone."""
     backend, device = get_backend("cpu"), torch.device("cpu")
-    config = TrainConfig(factors=factors, objective="hinge+drm")
+    config = TrainConfig(factors=factors, objective="hinge+drm", eta=45)
     long_config = dataclasses.replace(config, eta=LONG_ETA, batch_size=LONG_BATCH)
     wide_config = dataclasses.replace(long_config, share=LONG_SHARE)
     plan, long_plan, wide_plan = (list_plan(c, train, device) for c in (config, long_config, wide_config))
@@ -244,7 +244,7 @@ def long_lists(train: CSR, factors: int) -> list[Row]:
         seconds=15,
     )
     rates = {
-        f"{config.eta_in_force} negatives": BATCH / times["45"],
+        f"{config.eta} negatives": BATCH / times["45"],
         f"{LONG_ETA} negatives": LONG_BATCH / times["long"],
         f"{LONG_ETA} negatives, share {LONG_SHARE}": LONG_BATCH / times["wide"],
         f"{LONG_ETA} negatives: only the product of the scores, by torch": LONG_BATCH / times["floor"],
