@@ -64,7 +64,7 @@ def main() -> None:
     rows: dict[tuple[str, ...], list[tuple[tuple[Any, ...], Options]]] = {
         ("rho", "eta", "K", "weight", "epochs"): [
             ((s["rho"], s["eta"], s["k"], s.get("weight", "uniform"), list_options(s)["epochs"]), list_options(s))
-            for s in LISTS
+            for s in sorted(LISTS, key=lambda setting: setting["rho"])
         ],
         ("radius squared",): [((squared,), radius_options(squared)) for squared in RADII],
     }
