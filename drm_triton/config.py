@@ -32,7 +32,8 @@ from drm_triton.options import option
 
 # Default numbers of negatives: one in ITEMS_PER_NEGATIVE items of the catalogue, within bounds. See docs/defaults.md.
 ITEMS_PER_NEGATIVE = 200
-FEWEST_NEGATIVES, MOST_NEGATIVES = 15, 200
+FEWEST_NEGATIVES, MOST_NEGATIVES = 45, 100
+FEWEST_OF_THE_TOP = 15  # with hinge or drm, which learn from the negatives at the top of a list
 EARLIER_LEAST_ETA = 45  # runs recorded max(15 rho, 45) negatives when that was the default
 
 OVER_CATALOGUE = ("softmax", "softmax@k")  # objectives that are defined for the whole catalogue
@@ -118,8 +119,9 @@ class TrainConfig(Config):
         least=1,
         most=MAX_INT32,
         paper=("15 rho",),
-        unset=f"N / {ITEMS_PER_NEGATIVE} in a catalogue of N items, rounded to a multiple of 5, at least "
-        f"{FEWEST_NEGATIVES} and at most {MOST_NEGATIVES}, but at least 15 times `rho`",
+        unset=f"N / {ITEMS_PER_NEGATIVE} in a catalogue of N items, rounded to a multiple of 5, "
+        f"from {FEWEST_OF_THE_TOP} (without hinge and drm: {FEWEST_NEGATIVES}) to {MOST_NEGATIVES}, "
+        "but at least 15 times `rho`",
         search=(15, 45, 90, 200),
     )
     share: int = option(
@@ -318,16 +320,18 @@ class TrainConfig(Config):
 
         Examples
         --------
-        >>> [TrainConfig().eta_for(n_items) for n_items in (1_000, 17_632, 1_000_000)]
-        [15, 90, 200]
+        >>> [TrainConfig(objective="hinge+drm").eta_for(n_items) for n_items in (1_000, 17_632, 1_000_000)]
+        [15, 90, 100]
         >>> TrainConfig(objective="drm", rho=3, k=50).eta_for(1_000)
         50
         """
         if self.eta is not None:
             return self.eta
+        parts = set(self.objective.split("+"))
+        fewest = FEWEST_OF_THE_TOP if parts & {"hinge", "drm"} else FEWEST_NEGATIVES
+        ranks = self.k_in_force if "drm" in parts else 0  # a list has at least as many items
         follows = 5 * round(n_items / ITEMS_PER_NEGATIVE / 5)
-        ranks = self.k_in_force if "drm" in self.objective else 0  # a list has at least as many items
-        return max(15 * self.rho, ranks, min(max(follows, FEWEST_NEGATIVES), MOST_NEGATIVES))
+        return max(15 * self.rho, ranks, fewest, min(follows, MOST_NEGATIVES))
 
     def temperature_for(self, n_items: int) -> float:
         """Return the temperature of the softmax, psl and bpr parts in a catalogue of this size.

@@ -164,16 +164,17 @@ def test_a_model_of_version_0_1_with_another_batch_size_can_be_loaded() -> None:
 @pytest.mark.parametrize(
     ("options", "n_items", "eta"),
     [
-        ({}, 1, 15),
-        ({}, 3_499, 15),
-        ({}, 3_501, 20),
-        ({}, 17_632, 90),
-        ({}, 10**9, 200),
-        ({"rho": 3}, 1_000, 45),
+        ({"objective": "hinge+drm"}, 1, 15),
+        ({"objective": "softmax+drm"}, 3_499, 15),
+        ({"objective": "hinge"}, 3_501, 20),
+        ({"objective": "drm"}, 17_632, 90),
+        ({"objective": "hinge+drm"}, 10**9, 100),
+        ({"objective": "psl"}, 1, 45),
+        ({"objective": "bpr"}, 17_632, 90),
+        ({"objective": "drm", "rho": 3}, 1_000, 45),
         ({"rho": 20}, 10**9, 300),
         ({"objective": "drm", "k": 60}, 1_000, 60),
         ({"objective": "hinge", "k": 60}, 1_000, 15),  # without effect
-        ({"objective": "softmax@k"}, 1_000, 15),
         ({"eta": 7}, 10**9, 7),
     ],
 )
