@@ -182,7 +182,9 @@ def rows(found: dict[str, dict[str, Any]], seeds: int, items: dict[str, int]) ->
     for options, _ in sorted(ROWS, key=order):
         title = ", ".join(filter(None, (options["objective"], options.get("variant"))))
         values = [title, options["eta"], *(options.get(key, getattr(TrainConfig, key)) for key in ("tau", "share"))]
-        yield "| " + " | ".join(map(str, [*values, *(cell(name, options, seeds, found) for name in items)])) + " |"
+        cells = [cell(name, options, seeds, found) for name in items]
+        if any(cells):
+            yield "| " + " | ".join(map(str, [*values, *cells])) + " |"
 
 
 def main() -> None:
@@ -207,7 +209,7 @@ def main() -> None:
     lines = [
         "# Number of negatives",
         "",
-        f"Validation NDCG@10 / Recall@50 (seeds: {args.seeds} on {', '.join(SMALL)}; elsewhere 1); items in brackets.",
+        f"Validation NDCG@10 / Recall@50. Seeds: {args.seeds} on {' and '.join(SMALL)}, 1 elsewhere. Items in brackets.",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.many_negatives`.",
         "",
         *rows(found, args.seeds, items),
