@@ -209,7 +209,7 @@ def main() -> None:
     lines = [
         "# Number of negatives",
         "",
-        f"Validation NDCG@10 / Recall@50. Seeds: {args.seeds} on {' and '.join(SMALL)}, 1 elsewhere. Items in brackets.",
+        f"Validation NDCG@10 / Recall@50. Seeds: {args.seeds} on {' and '.join(SMALL)}, else 1. Items in brackets.",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.many_negatives`.",
         "",
         *rows(found, args.seeds, items),
