@@ -30,7 +30,8 @@ SCORED = 20 * 46  # items scored for each positive by the defaults: 20 epochs, 1
 
 Options = dict[str, Any]
 LISTS: list[Options] = [
-    *({"rho": rho, "eta": eta, "k": k} for rho in (1, 3, 5) for eta in (15, 45, 75) for k in sorted({1, rho})),
+    *({"rho": rho, "eta": eta, "k": k} for rho in (1, 2, 3, 5) for eta in (15, 45, 75) for k in sorted({1, rho})),
+    *({"rho": 1, "eta": 45, "k": k} for k in (2, 5)),
     {"rho": 5, "eta": 75, "k": 5, "weight": "ndcg"},
     {"rho": 5, "eta": 75, "k": 5, "weight": "ap"},
 ]
@@ -63,7 +64,7 @@ def main() -> None:
     rows: dict[tuple[str, ...], list[tuple[tuple[Any, ...], Options]]] = {
         ("rho", "eta", "K", "weight", "epochs"): [
             ((s["rho"], s["eta"], s["k"], s.get("weight", "uniform"), list_options(s)["epochs"]), list_options(s))
-            for s in LISTS
+            for s in sorted(LISTS, key=lambda setting: setting["rho"])
         ],
         ("radius squared",): [((squared,), radius_options(squared)) for squared in RADII],
     }

@@ -48,7 +48,7 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "DRM, searched": [
         {**DRM_OPTIONS, "score": score, "eta": eta, "epochs": epochs}
         for score in ("dot", "l2")
-        for eta in (45, 200)
+        for eta in (15, 45, 100)
         for epochs in (20, 60)
     ],
 }

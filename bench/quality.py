@@ -167,7 +167,8 @@ def train_and_measure(task: dict[str, Any]) -> dict[str, Any]:
         if options.get("negatives") == "all" and task["set"] in POOLS:
             fixed["pool"] = POOLS[task["set"]]
         parts = options.pop("parts", None)
-        config = TrainConfig.from_mapping({"objective": "hinge+drm", **options, **fixed})
+        # 45 negatives were the default of the results on record that name no other number.
+        config = TrainConfig.from_mapping({"objective": "hinge+drm", "eta": 45, **options, **fixed})
         with joined(parts) if parts else nullcontext():
             model = drm_triton.DRM(config).fit(data)
         rank = factor_ranker(get_backend("cpu"), model.user_factors, model.item_factors, config.score_in_force)
@@ -215,13 +216,13 @@ def run_all(
     tasks: list[dict[str, Any]],
     workers: int,
     trials: Path = TRIALS,
-    train: Callable[[dict[str, Any]], dict[str, Any]] = train_and_measure,
+    measure: Callable[[dict[str, Any]], dict[str, Any]] = train_and_measure,
 ) -> None:
     """Run the trainings that are not finished yet, and store each result at once."""
     done = {key(result) for result in finished(trials)}
     tasks = [task for task in tasks if key(task) not in done]
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=20) as pool:
-        for number, result in enumerate(pool.imap_unordered(train, tasks), 1):
+        for number, result in enumerate(pool.imap_unordered(measure, tasks), 1):
             with open(trials, "a") as file:
                 file.write(json.dumps({k: v for k, v in result.items() if k != "data"}) + "\n")
             line = " ".join(f"{name} {result[name]:.4f}" for name in METRICS)

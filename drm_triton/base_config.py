@@ -84,6 +84,13 @@ class Config:
         """Return the same configuration with the values in force in place of None, as a run records it."""
         return self
 
+    def continuing(self: C, stored: C) -> C:
+        """Return the options for going on with a run that recorded `stored`.
+
+        They differ if earlier versions recorded a default that is no longer one.
+        """
+        return self
+
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, by their Python names."""
         values = {name: getattr(self, name) for name in self.fields()}

@@ -30,7 +30,11 @@ from drm_triton.names import (
 )
 from drm_triton.options import option
 
-MIN_ETA = 45  # one positive ranks clearly better against 45 negatives than against 15, see docs/defaults.md
+# Default numbers of negatives: one in ITEMS_PER_NEGATIVE items of the catalogue, within bounds. See docs/defaults.md.
+ITEMS_PER_NEGATIVE = 200
+FEWEST_NEGATIVES, MOST_NEGATIVES = 45, 100
+FEWEST_OF_THE_TOP = 15  # with hinge or drm, which learn from the negatives at the top of a list
+EARLIER_LEAST_ETA = 45  # runs recorded max(15 rho, 45) negatives when that was the default
 
 OVER_CATALOGUE = ("softmax", "softmax@k")  # objectives that are defined for the whole catalogue
 SOFTMAX_K = 20
@@ -45,8 +49,8 @@ class TrainConfig(Config):
 
     Examples
     --------
-    >>> TrainConfig(factors=32, lr=0.05).eta_in_force
-    45
+    >>> TrainConfig(factors=32, lr=0.05).batch_in_force
+    256
     >>> TrainConfig(factors=0)
     Traceback (most recent call last):
     ...
@@ -115,8 +119,10 @@ class TrainConfig(Config):
         least=1,
         most=MAX_INT32,
         paper=("15 rho",),
-        unset=f"15 times `rho`, at least {MIN_ETA}",
-        search=(15, 45, 90),
+        unset=f"N / {ITEMS_PER_NEGATIVE} in a catalogue of N items, rounded to a multiple of 5, "
+        f"from {FEWEST_OF_THE_TOP} (without hinge and drm: {FEWEST_NEGATIVES}) to {MOST_NEGATIVES}, "
+        "but at least 15 times `rho`",
+        search=(15, 45, 90, 200),
     )
     share: int = option(
         32,
@@ -182,7 +188,7 @@ class TrainConfig(Config):
         LOSS,
         least=0,
         most=MAX_FLOAT32,
-        search=(0.0, 0.4),
+        search=(0.0, 0.2, 0.4),
     )
     interaction_weights: InteractionWeights = option(
         "off",
@@ -236,7 +242,7 @@ class TrainConfig(Config):
         unset=f"{SAMPLED_BATCH}, or {CATALOGUE_BATCH} if `negatives` is all",
     )
     epochs: int = option(
-        20, "Number of passes over the training lists.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 30)
+        20, "Number of passes over the training lists.", TRAINING, least=1, most=MAX_INT32, search=(10, 20, 40, 80)
     )
     stop_after: int | None = option(
         None,
@@ -266,8 +272,8 @@ class TrainConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "drm" in self.objective and self.k is not None and self.k > self.rho + self.eta_in_force:
-            raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta_in_force}, got {self.k}")
+        if "drm" in self.objective and self.eta is not None and self.k_in_force > self.rho + self.eta:
+            raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta}, got {self.k}")
         if self.negatives_in_force == "sampled" and self.batch_in_force % self.share:
             raise InputError(_batch_problem(self.batch_in_force, self.share))
         if self.negatives == "all" and self.objective not in OVER_CATALOGUE:
@@ -285,11 +291,6 @@ class TrainConfig(Config):
     def parts(self) -> frozenset[str]:
         """The losses that `objective` adds up, some of LOSSES. softmax@k is the softmax with weights."""
         return frozenset(self.objective.removesuffix("@k").split("+"))
-
-    @property
-    def eta_in_force(self) -> int:
-        """Number of negatives in a list."""
-        return max(15 * self.rho, MIN_ETA) if self.eta is None else self.eta
 
     @property
     def score_in_force(self) -> Score:
@@ -319,6 +320,23 @@ class TrainConfig(Config):
             return self.batch_size
         return CATALOGUE_BATCH if self.negatives_in_force == "all" else SAMPLED_BATCH
 
+    def eta_for(self, n_items: int) -> int:
+        """Return the number of negatives in a list in a catalogue of this size.
+
+        Examples
+        --------
+        >>> [TrainConfig(objective="hinge+drm").eta_for(n_items) for n_items in (1_000, 17_632, 1_000_000)]
+        [15, 90, 100]
+        >>> TrainConfig(objective="drm", rho=3, k=50).eta_for(1_000)
+        50
+        """
+        if self.eta is not None:
+            return self.eta
+        fewest = FEWEST_OF_THE_TOP if self.parts & {"hinge", "drm"} else FEWEST_NEGATIVES
+        ranks = self.k_in_force if "drm" in self.parts else 0  # a list has at least as many items
+        follows = 5 * round(n_items / ITEMS_PER_NEGATIVE / 5)
+        return max(15 * self.rho, ranks, fewest, min(follows, MOST_NEGATIVES))
+
     def temperature_for(self, n_items: int) -> float:
         """Return the temperature of the softmax, psl and bpr parts in a catalogue of this size.
 
@@ -332,21 +350,36 @@ class TrainConfig(Config):
     def resolved(self) -> "TrainConfig":
         """Return the same configuration with the values in force in place of None, as a run records it.
 
-        `temperature` may stay None: it depends on the catalogue.
+        `eta` and `temperature` may stay None: they depend on the catalogue.
 
         Examples
         --------
-        >>> TrainConfig(rho=4).resolved().to_dict()["eta"]
-        60
+        >>> TrainConfig(rho=4).resolved().to_dict()["k"]
+        4
         """
         return dataclasses.replace(
             self,
             score=self.score_in_force,
             negatives=self.negatives_in_force,
-            eta=self.eta_in_force,
             k=self.k_in_force,
             batch_size=self.batch_in_force,
         )
+
+    @property
+    def earlier_eta(self) -> int:
+        """The default number of negatives of earlier versions, which every run recorded."""
+        return max(15 * self.rho, EARLIER_LEAST_ETA)
+
+    def continuing(self, stored: "TrainConfig") -> "TrainConfig":
+        """Return the options for going on with a run that recorded `stored`: with its default number of negatives.
+
+        Examples
+        --------
+        >>> TrainConfig().continuing(TrainConfig(eta=45)).eta, TrainConfig().continuing(TrainConfig(eta=90)).eta
+        (45, None)
+        """
+        recorded = self.eta is None and stored.eta == stored.earlier_eta
+        return dataclasses.replace(self, eta=stored.eta) if recorded else self
 
     @property
     def epochs_matter(self) -> bool:
@@ -376,6 +409,8 @@ class TrainConfig(Config):
         decisive = {"rho": TrainConfig.rho, "objective": TrainConfig.objective, "negatives": usual}
         defaults = TrainConfig(rho=self.rho, objective=self.objective, negatives=self.negatives).resolved()
         values = dataclasses.asdict(self)
+        if self.negatives_in_force == "all" and self.eta == self.earlier_eta:
+            values["eta"] = None  # recorded, and without effect
         return {
             name: value
             for name, value in values.items()

@@ -106,8 +106,8 @@ class DRM(FactorRecommender[TrainConfig]):
         Size of the random pool of negatives drawn for each step with `negatives` all. Used if the catalogue has more
         than twice this many items.
     eta : int, optional
-        Number of negatives in a training list: items that its user does not have. Default: 15 times `rho`, at least
-        45.
+        Number of negatives in a training list: items that its user does not have. Default: N / 200 in a catalogue of
+        N items, rounded to a multiple of 5, from 15 (without hinge and drm: 45) to 100, but at least 15 times `rho`.
     share : int, default 32
         Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"

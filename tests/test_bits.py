@@ -58,7 +58,7 @@ def data() -> Dataset:
 
 def digests(data: Dataset, options: dict[str, Any], threads: int) -> dict[str, str]:
     """SHA-256 of the factors after a short training, and of what is then recommended."""
-    usual = {"objective": "hinge+drm", "factors": 24, "batch_size": 256, "epochs": 2, "backend": "cpu"}
+    usual = {"objective": "hinge+drm", "eta": 45, "factors": 24, "batch_size": 256, "epochs": 2, "backend": "cpu"}
     every = {"cov_every": 3} if options.get("cov") else {}
     model = DRM(**{**usual, **every, **options}, threads=threads).fit(data)
     lists = model.recommend(k=7)

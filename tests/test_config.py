@@ -161,6 +161,35 @@ def test_a_model_of_version_0_1_with_another_batch_size_can_be_loaded() -> None:
     assert of_trained_model({"batch_size": 64, "share": 32}) == {"batch_size": 64, "share": 32}
 
 
+@pytest.mark.parametrize(
+    ("options", "n_items", "eta"),
+    [
+        ({"objective": "hinge+drm"}, 1, 15),
+        ({"objective": "softmax+drm"}, 3_499, 15),
+        ({"objective": "hinge"}, 3_501, 20),
+        ({"objective": "drm"}, 17_632, 90),
+        ({"objective": "hinge+drm"}, 10**9, 100),
+        ({"objective": "psl"}, 1, 45),
+        ({"objective": "bpr"}, 17_632, 90),
+        ({"objective": "drm", "rho": 3}, 1_000, 45),
+        ({"rho": 20}, 10**9, 300),
+        ({"objective": "drm", "k": 60}, 1_000, 60),
+        ({"objective": "hinge", "k": 60}, 1_000, 15),  # without effect
+        ({"eta": 7}, 10**9, 7),
+    ],
+)
+def test_the_number_of_negatives_follows_the_catalogue(options: dict[str, Any], n_items: int, eta: int) -> None:
+    config = TrainConfig(**options)
+    assert config.eta_for(n_items) == config.resolved().eta_for(n_items) == eta
+    assert config.resolved().eta == options.get("eta")
+
+
+def test_an_eta_that_was_recorded_without_effect_is_no_change() -> None:
+    assert TrainConfig(eta=45).changed() == {}
+    assert TrainConfig(eta=45, objective="psl").changed() == {"eta": 45, "objective": "psl"}
+    assert TrainConfig(eta=44).without_effect() == ["eta"]
+
+
 def test_numpy_numbers_are_accepted() -> None:
     given: dict[str, Any] = {
         "factors": np.int64(8),

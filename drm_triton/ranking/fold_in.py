@@ -130,4 +130,5 @@ def _plan(histories: CSR, config: TrainConfig, device: torch.device) -> tuple[Li
     rows = (histories.row(user).astype("<i4") for user in range(histories.shape[0]))
     seeds = torch.tensor([config.seed ^ zlib.crc32(row.tobytes()) for row in rows])
     indptr, indices = histories.tensors(device)
-    return ListPlan(indptr, indices, histories.shape[1], config.rho, config.eta_in_force), to_device(seeds, device)
+    n_items = histories.shape[1]
+    return ListPlan(indptr, indices, n_items, config.rho, config.eta_for(n_items)), to_device(seeds, device)

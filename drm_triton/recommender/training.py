@@ -21,7 +21,7 @@ from drm_triton.training import checkpoint
 from drm_triton.training.display import Display, announced_compilation
 from drm_triton.training.loop import can_validate, interactions_to_fit
 from drm_triton.training.preflight import check_memory
-from drm_triton.training.run import Run, interactions_only
+from drm_triton.training.run import Run, continuing, interactions_only
 from drm_triton.training.state import BatchCallback, EpochCallback, EpochEnd
 from drm_triton.training.warm_start import Known, WarmStart, check_related, update_epochs, warn_of_leaks
 
@@ -155,6 +155,8 @@ class TrainableModel(Model[C]):
         overwrite: bool,
     ) -> R:
         """Train; `update` is the number of epochs if the training starts from what this model has learned."""
+        if run is not None and resume:
+            self.config = continuing(run, self.config)
         _, device = self.backend()  # first: a backend that cannot be used leaves no run directory behind
         fit = interactions_to_fit(dataset, self.config)
         self.check_fit(dataset, fit)

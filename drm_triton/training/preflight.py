@@ -24,7 +24,7 @@ FREE_SHARE = 0.8  # of the free memory that a training may need
 
 def memory_estimate(dataset: Dataset, config: TrainConfig) -> dict[str, int]:
     """Return the bytes that training holds: factors, Adagrad's state, interactions, and one batch of lists."""
-    rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_in_force
+    rows, n = dataset.n_users + dataset.n_items, config.rho + config.eta_for(dataset.n_items)
     factor_bytes = 4
     if config.precision == "bfloat16":  # the only option whose memory depends on the backend
         factor_bytes = table_type(config.precision, backend_name(config)).itemsize

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from drm_triton import atomic
 from drm_triton._version import __version__
-from drm_triton.base_config import Config
+from drm_triton.base_config import C, Config
 from drm_triton.config import TrainConfig
 from drm_triton.data import store
 from drm_triton.data.dataset import CSR, Dataset
@@ -249,6 +249,11 @@ def check_resumable(path: Path, config: Config, changed: Sequence[str]) -> None:
         raise InputError(
             f"{path}: a resumed run cannot change `epochs`: the linear schedule of the learning rate depends on it"
         )
+
+
+def continuing(path: str | Path, config: C) -> C:
+    """Return the options for going on with a run, see `Config.continuing`."""
+    return config.continuing(type(config).from_toml(existing(path) / "config.toml"))
 
 
 def existing(path: str | Path) -> Path:

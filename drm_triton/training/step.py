@@ -217,7 +217,7 @@ def list_plan(config: TrainConfig, fit: CSR, device: torch.device, begin: Tensor
         begin=begin,
         n_items=fit.shape[1],
         rho=config.rho,
-        eta=config.eta_in_force,
+        eta=config.eta_for(fit.shape[1]),
         seed=config.seed,
         user_sampling=config.user_sampling,
         share=config.share,

@@ -92,6 +92,7 @@ def test_the_best_is_the_best_on_validation_and_not_below_the_defaults(six: Stud
 def test_best_toml_trains_the_model_that_was_evaluated(schedule: str, data: Dataset, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "objective": "hinge+drm",
+        "eta": 45,
         "factors": 16,
         "epochs": 15,
         "init": "normal",
