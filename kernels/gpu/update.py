@@ -59,18 +59,18 @@ MAX_MERGED = 64  # lists in a merged term. Larger groups are divided: a batch ha
 # Merging the terms of lists that share negatives
 
 
-def merge_sizes(d: int, m: int, dtype: torch.dtype, lists: int) -> dict[str, int]:
-    """Return tile sizes and warps of `_merge_kernel` for d factors of a type, m items in a list and lists in a tile.
+def merge_sizes(d: int, m: int, dtype: torch.dtype, share: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_merge_kernel` for d factors of a type, lists of m items and groups of `share`.
 
     16 columns per program waste none of the paper's eta = 15 rho but the last. A batch has few groups, so small tiles
     keep more of a GPU busy. Without tensor cores, a product holds BLOCK_LISTS values of each of its rows and columns in
     registers. A thread uses about 64 registers with 16 lists, and spills with 32. Long lists have so many columns that
-    programs of one warp keep a GPU busy. These find terms and add them with fewer instructions.
+    programs of two warps keep a GPU busy. These find terms and add them with fewer instructions. One warp would spill.
     """
     long = m > softsort.MAX_ITEMS  # DRM of longer lists has a gradient at its active items only
     block_d = max(16, min(256 // dtype.itemsize if long else 64, triton.next_power_of_2(d)))
-    sizes = {"BLOCK_N": 16, "BLOCK_LISTS": 16, "BLOCK_D": block_d, "num_warps": 1 if long else 4}
-    return {"TILE": triton.next_power_of_2(lists), "LONG": long, **sizes}
+    sizes = {"BLOCK_N": 16, "BLOCK_LISTS": 16, "BLOCK_D": block_d, "num_warps": 2 if long else 4}
+    return {"LONG": long, "TILE": triton.next_power_of_2(min(share, MAX_MERGED)) if long else 1, **sizes}
 
 
 @triton.jit
@@ -88,7 +88,8 @@ def _load_vectors(sources_ptr, vectors_ptr, lists, mask, n_vectors, offs_d, d):
     source = tl.load(sources_ptr + lists, mask=mask, other=0)
     known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
     offset = tl.where(known, source, 0).to(tl.int64)[:, None] * d + offs_d[None, :]
-    return widened(tl.load(vectors_ptr + offset, mask=(mask & known)[:, None] & (offs_d < d)[None, :], other=0.0)), known
+    x = tl.load(vectors_ptr + offset, mask=(mask & known)[:, None] & (offs_d < d)[None, :], other=0.0)
+    return widened(x), known
 
 
 @triton.jit
@@ -123,8 +124,8 @@ def _merge_one_by_one(
 ):  # fmt: skip
     """Return sums and totals of the terms of lists begin + places [negatives, TILE], where places < TILE.
 
-    A negative has at most `most` terms. They are added in the order of the lists. On NVIDIA GPUs, the sums have the
-    bits of the product, which adds them in this order too.
+    A negative has at most `most` terms. They are added in the order of the lists. In float32 on NVIDIA GPUs, the sums
+    have the bits of the product, which adds them in this order too.
     """
     dtype: tl.constexpr = coefficients_ptr.dtype.element_ty
     sums, totals = tl.zeros((negative.shape[0], offs_d.shape[0]), dtype), tl.zeros(negative.shape, dtype)
@@ -161,7 +162,7 @@ def _merge_kernel(
     eta: tl.int32,
     d: tl.int32,
     LONG: tl.constexpr,  # few shared negatives of a list may have a gradient
-    TILE: tl.constexpr,  # at least tile_size
+    TILE: tl.constexpr,  # at least tile_size, read if LONG
     BLOCK_N: tl.constexpr,
     BLOCK_LISTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -180,7 +181,7 @@ def _merge_kernel(
         count = tl.sum((places < TILE).to(tl.int32), axis=1)
         most = tl.max(count, axis=0)
         used = (count > 0).to(tl.int32)
-        if 4 * most <= TILE:  # with more, the product takes fewer instructions
+        if 4 * most <= tile_size:  # with more, the product takes fewer instructions
             sums, totals = _merge_one_by_one(
                 places, most, begin, negative, coefficients_ptr, vectors_ptr, sources_ptr, n_vectors, m, eta, offs_d, d,
                 TILE,
@@ -216,7 +217,7 @@ def merge_terms(terms: GradientTerms, shared: SharedNegatives, rows: Tensor, sum
     (B, m), (groups, eta), d = terms.rows.shape, shared.items.shape, terms.vectors.shape[1]
     group_size, tiles_of_group = tiles_to_merge(shared, B)
     tile_size = triton.cdiv(group_size, tiles_of_group)
-    sizes = merge_sizes(d, m, sums.dtype, tile_size)
+    sizes = merge_sizes(d, m, sums.dtype, shared.size)
     blocks_of_n = triton.cdiv(eta, sizes["BLOCK_N"])
     launch(
         _merge_kernel,
