@@ -14,8 +14,8 @@ The group adds sums_j under `dot`, and 2 (sums_j - totals_j row) under `l2`, to 
 m = 46, one positive and groups of 32 lists, one term in nineteen remains to be added.
 
 Terms with coefficient 0 are left out, and rows without another term are neither read nor written (docs/objective.md,
-"Long lists"). Hinge and DRM have a gradient at some items of a long list only. Where at most a quarter of the lists
-have one at any of a few shared items, these terms are added one by one, in place of the product.
+"Long lists"). Hinge and DRM have a gradient at some items of a long list only. If at most a sixth of the lists have
+one at each of the shared items of a program, it adds these terms one by one, without a product.
 
 Entries are the merged terms, followed by the B m terms. `buckets` groups those that remain by row, in their order. Then
 two kernels sum and take the step:
@@ -181,7 +181,7 @@ def _merge_kernel(
         count = tl.sum((places < TILE).to(tl.int32), axis=1)
         most = tl.max(count, axis=0)
         used = (count > 0).to(tl.int32)
-        if 4 * most <= tile_size:  # with more, the product takes fewer instructions
+        if 6 * most <= tile_size:  # with more, the product takes fewer instructions and loads
             sums, totals = _merge_one_by_one(
                 places, most, begin, negative, coefficients_ptr, vectors_ptr, sources_ptr, n_vectors, m, eta, offs_d, d,
                 TILE,

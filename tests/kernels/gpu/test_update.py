@@ -283,11 +283,11 @@ def test_a_bad_value_makes_only_its_rows_nan(bad: str, merged: str, monkeypatch:
 
 def among_many(terms: GradientTerms, items: Tensor, replaced: Tensor) -> GradientTerms:
     """Return the terms of long lists in a large group: further lists and negatives have coefficient 0, at row 7."""
-    pad, more = torch.nn.functional.pad, (0, 130, 0, 13)
+    pad, more = torch.nn.functional.pad, (0, 130, 0, 17)
     rows, coefficients = pad(terms.rows, more, value=7), pad(terms.coefficients, more)
     rows[len(terms.rows) :, -130 - items.shape[1] : -130] = items
-    shared = SharedNegatives(16, pad(items, (0, 130), value=7), pad(replaced, more))
-    return GradientTerms(rows, coefficients, terms.vectors, pad(terms.sources, (0, 13)), shared)
+    shared = SharedNegatives(20, pad(items, (0, 130), value=7), pad(replaced, more))
+    return GradientTerms(rows, coefficients, terms.vectors, pad(terms.sources, (0, 17)), shared)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a failed assertion on a GPU ends its use in the process")
