@@ -34,6 +34,14 @@ from drm_triton.kernels.gpu.filter import GROUP
 from drm_triton.kernels.protocol import GradientTerms, Objective, row_score
 
 LISTS, N, D, SHARE = 64, 46, 64, 32  # the paper's n with one positive, in groups as by default
+SHORT = Case(N, D, "dot", SHARE, B=LISTS, n_users=1000, n_items=2000)
+LONG = Case(1001, D, "dot", SHARE, B=LISTS, n_users=1000, n_items=20_000, rho=1)
+LONG_OBJECTIVES = {  # with a gradient at fewer and fewer items of a list
+    "hinge + DRM, tau 0.5": Objective(1, "dot", tau=0.5),
+    "hinge + DRM, tau 0.1": Objective(1, "dot", tau=0.1),
+    "hinge": Objective(1, "dot", drm=False),
+}
+ITEMS = "update_rows of items"
 QUERIES, K = 64, 50  # of top-K
 SKETCHFAB = (15_500, 28_800)  # queries and items of the estimate for top-K
 
@@ -58,18 +66,26 @@ def counted(statistics: Statistics) -> dict[str, int]:
     }
 
 
-def step() -> dict[str, dict[str, float]]:
-    """Count the operations of one training step on lists with the objective of the paper, per list."""
-    x = Inputs.of(Case(N, D, "dot", SHARE, B=LISTS, n_users=1000, n_items=2000))
-    objective, found = Objective(1, "dot"), {}
+def step(case: Case, objective: Objective) -> tuple[dict[str, dict[str, float]], float]:
+    """Count the operations of one training step, per list; also return the number of a list's items with a gradient."""
+    x, found = Inputs.of(case), {}
     found["sample_lists"] = count(lambda: gpu.sample_lists(x.plan, 1, 0, LISTS), LISTS)
     lists: list[Any] = []
     found["list_gradients"] = count(lambda: lists.append(gpu.list_gradients(x.U, x.V, x.batch, objective)), LISTS)
     items = GradientTerms.of_items(x.batch, lists[0].g, x.U)
     users = GradientTerms.of_rows(x.batch.users, lists[0].user_grad)
-    found["update_rows of items"] = count(lambda: gpu.update_rows(x.V, x.V_state, items, 0.1, "dot"), LISTS)
+    found[ITEMS] = count(lambda: gpu.update_rows(x.V, x.V_state, items, 0.1, "dot"), LISTS)
     update_users = count(lambda: gpu.update_rows(x.U, x.U_state, users, 0.1, row_score("dot")), LISTS)
-    return {**found, "update_rows of users": update_users}
+    return {**found, "update_rows of users": update_users}, (lists[0].g != 0).sum().item() / LISTS
+
+
+def long_lists() -> dict[str, dict[str, Any]]:
+    """Count the operations of a training step on long lists, with each of LONG_OBJECTIVES."""
+    found = {}
+    for name, objective in LONG_OBJECTIVES.items():
+        counts, items = step(LONG, objective)
+        found[name] = {"items with a gradient": items, **counts}
+    return found
 
 
 def top_k() -> dict[str, float]:
@@ -122,6 +138,32 @@ def table(counts: dict[str, dict[str, float]], versions: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def long_table(counts: dict[str, dict[str, Any]]) -> str:
+    """Return counts of long lists in Markdown."""
+    lines = [
+        f"Counts for lists with n = {LONG.n:,}, also in groups of {SHARE}, of {LONG.n_items:,} items with random "
+        "factors.",
+        "Hinge and DRM have a gradient at some of the items of a list, and `update_rows` leaves out the others.",
+        "",
+        "| loss | items of a list with a gradient | instructions of list_gradients | of update_rows of items | bytes "
+        "requested by it | bytes touched by it |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {name} | {row['items with a gradient']:,.0f} | {row['list_gradients']['instructions']:,.0f} | "
+            f"{row[ITEMS]['instructions']:,.0f} | {row[ITEMS]['requested']:,.0f} | {row[ITEMS]['touched']:,.0f} |"
+            for name, row in counts.items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rounded(counts: Any) -> Any:
+    """Return nested counts with one decimal."""
+    if isinstance(counts, dict):
+        return {name: rounded(value) for name, value in counts.items()}
+    return round(counts, 1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print and save counts and estimates."""
     import triton
@@ -130,13 +172,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_counts", help="path without suffix")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
-    counts = {**step(), "top_k": top_k()}
-    text = table(counts, f"Triton {triton.__version__}")
+    counts, long = {**step(SHORT, Objective(1, "dot"))[0], "top_k": top_k()}, long_lists()
+    text = table(counts, f"Triton {triton.__version__}") + "\n" + long_table(long)
     print(text)
     options.out.with_suffix(".md").write_text(text)
-    rounded = {name: {key: round(value, 1) for key, value in row.items()} for name, row in counts.items()}
     made = {key: value for key, value in environment().items() if key in ("date", "commit", "torch")}
-    report = {**made, "triton": triton.__version__, "n": N, "d": D, "share": SHARE, "per list or query": rounded}
+    sizes = {"n": N, "d": D, "share": SHARE, "n of long lists": LONG.n}
+    found = {"per list or query": rounded(counts), "per long list": rounded(long)}
+    report = {**made, "triton": triton.__version__, **sizes, **found}
     options.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

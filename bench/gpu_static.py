@@ -179,9 +179,10 @@ def cases(quick: bool = False) -> list[Case]:
         return [Case(80, 128, "l2", 4), Case(46, 64, "dot"), Case(140, 64, "l2"), *bfloat16]
     sizes = [(18, 12), (46, 64), (80, 64), (140, 64), (46, 256)]
     shared = [Case(n, d, score, 32, B=64) for n, d in sizes for score in ("dot", "l2")]
-    double = [Case(80, 64, "l2", 32, torch.float64, B=64), Case(140, 64, "l2", 1, torch.float64)]
+    double = [*(Case(n, 64, "l2", 32, torch.float64, B=64) for n in (80, 140)), Case(140, 64, "l2", 1, torch.float64)]
     bfloat16 = [Case(n, d, "cosine", 32, torch.bfloat16, B=64) for n, d in sizes]
-    return [*shared, Case(46, 64, "cosine"), Case(46, 128, "l2"), Case(1000, 64, "dot"), *double, *bfloat16]
+    long = [Case(1000, 64, "dot"), Case(140, 128, "dot", 64, B=64)]
+    return [*shared, Case(46, 64, "cosine"), Case(46, 128, "l2"), *long, *double, *bfloat16]
 
 
 def launches(quick: bool = False) -> dict[str, tuple[str, Case, Launch]]:

@@ -38,6 +38,7 @@ class Buckets(NamedTuple):
 @triton.jit(do_not_specialize=["n_entries", "n_merged", "n_rows", "m", "eta"])
 def _collect_kernel(
     rows_ptr,  # int32 [B, m]
+    coefficients_ptr,  # [B, m]
     replaced_ptr,  # bool [B, eta], not read if eta = 0
     merged_rows_ptr,  # int32 [n_merged]: rows of the first entries; the others are those of rows_ptr
     entries_ptr,  # int32 [n_entries], out
@@ -62,9 +63,11 @@ def _collect_kernel(
     # A negative that its list shares is part of a merged term.
     shared = is_term & (negative >= 0)
     alone = tl.load(replaced_ptr + number.to(tl.int64) * eta + negative, mask=shared, other=1) != 0
-    row = tl.load(rows_ptr + term.to(tl.int64), mask=is_term & alone, other=0)
+    coefficient = tl.load(coefficients_ptr + term.to(tl.int64), mask=is_term & alone, other=0.0)
+    wanted = coefficient != 0  # NaN is not 0
+    row = tl.load(rows_ptr + term.to(tl.int64), mask=wanted, other=0)
     row = tl.load(merged_rows_ptr + entry, mask=exists & (term < 0), other=row)
-    wanted = tl.where(term < 0, exists & (row != NO_ROW), is_term & alone)
+    wanted |= exists & (term < 0) & (row != NO_ROW)
     inside = row.to(tl.uint32) < n_rows.to(tl.uint32)  # as unsigned numbers, negative rows are too large
     n_outside = tl.sum((wanted & (inside == 0)).to(tl.int32), axis=0)
     if n_outside > 0:
@@ -131,11 +134,13 @@ def _order_kernel(
         tl.store(order_rows_ptr + place, row, mask=live)
 
 
-def group_entries(rows: Tensor, replaced: Tensor, merged_rows: Tensor, eta: int, n_rows: int) -> Buckets:
+def group_entries(
+    rows: Tensor, coefficients: Tensor, replaced: Tensor, merged_rows: Tensor, eta: int, n_rows: int
+) -> Buckets:
     """Group entries by row: first the merged terms, then those of rows [B, m].
 
-    Not live are merged terms with row NO_ROW, and those of `rows` in the last eta columns that `replaced` [B, eta] does
-    not mark.
+    Not live are merged terms with row NO_ROW, terms with coefficient 0, and those in the last eta columns of `rows`
+    that `replaced` [B, eta] does not mark.
     """
     n_merged, n_entries = len(merged_rows), len(merged_rows) + rows.numel()
     width = 4 * triton.cdiv(n_entries, 4)  # all begin at multiples of 16 bytes
@@ -145,7 +150,7 @@ def group_entries(rows: Tensor, replaced: Tensor, merged_rows: Tensor, eta: int,
     if n_entries > 0:
         launch(
             _collect_kernel, grid,
-            rows, replaced, merged_rows, entries, entry_rows, slots, touched, counts, totals,
+            rows, coefficients, replaced, merged_rows, entries, entry_rows, slots, touched, counts, totals,
             n_entries=n_entries, n_merged=n_merged, n_rows=n_rows, m=rows.shape[1], eta=eta, **SIZES,
         )  # fmt: skip
     ends = counts.cumsum(0, dtype=torch.int32)

@@ -13,6 +13,10 @@ coefficient of list t at the shared item j, 0 if the list replaced the item:
 The group adds sums_j under `dot`, and 2 (sums_j - totals_j row) under `l2`, to the gradient of shared item j. With
 m = 46, one positive and groups of 32 lists, one term in nineteen remains to be added.
 
+Terms with coefficient 0 are left out, and rows without another term are neither read nor written (docs/objective.md,
+"Long lists"). Hinge and DRM have a gradient at some items of a long list only. If at most a sixth of the lists have
+one at each of the shared items of a program, it adds these terms one by one, without a product.
+
 Entries are the merged terms, followed by the B m terms. `buckets` groups those that remain by row, in their order. Then
 two kernels sum and take the step:
 
@@ -24,7 +28,7 @@ the same bits in every run, and the B x m x d gradients of the terms are never s
 is visited, otherwise those with entries.
 
 On a GPU, the host does not read the values of rows and sources. A term with a source outside `vectors` makes its row
-NaN. Rows outside the table are skipped and fail an assertion on the device.
+NaN. Terms with a row outside the table are skipped and fail an assertion on the device.
 """
 
 from typing import Any
@@ -38,6 +42,7 @@ from drm_triton.errors import InputError
 from drm_triton.kernels import protocol
 from drm_triton.kernels.batches import SharedNegatives
 from drm_triton.kernels.checks import check_update
+from drm_triton.kernels.gpu import softsort
 from drm_triton.kernels.gpu.buckets import LIVE, NO_ROW, OUTSIDE, TOUCHED, group_entries
 from drm_triton.kernels.gpu.launch import launch, register_limit
 from drm_triton.kernels.gpu.rounding import GROUP, rounded, rounding_bits, widened
@@ -54,15 +59,87 @@ MAX_MERGED = 64  # lists in a merged term. Larger groups are divided: a batch ha
 # Merging the terms of lists that share negatives
 
 
-def merge_sizes(d: int) -> dict[str, int]:
-    """Return tile sizes and warps of `_merge_kernel` for d factors.
+def merge_sizes(d: int, m: int, dtype: torch.dtype, share: int) -> dict[str, int]:
+    """Return tile sizes and warps of `_merge_kernel` for d factors of a type, lists of m items and groups of `share`.
 
     16 columns per program waste none of the paper's eta = 15 rho but the last. A batch has few groups, so small tiles
     keep more of a GPU busy. Without tensor cores, a product holds BLOCK_LISTS values of each of its rows and columns in
-    registers. A thread uses about 64 registers with 16 lists, and spills with 32.
+    registers. A thread uses about 64 registers with 16 lists, and spills with 32. Long lists have so many columns that
+    programs of two warps keep a GPU busy. These find terms and add them with fewer instructions. One warp would spill.
     """
-    block_d = max(16, min(64, triton.next_power_of_2(d)))
-    return {"BLOCK_N": 16, "BLOCK_LISTS": 16, "BLOCK_D": block_d, "num_warps": 4}
+    long = m > softsort.MAX_ITEMS  # DRM of longer lists has a gradient at its active items only
+    block_d = max(16, min(256 // dtype.itemsize if long else 64, triton.next_power_of_2(d)))
+    sizes = {"BLOCK_N": 16, "BLOCK_LISTS": 16, "BLOCK_D": block_d, "num_warps": 2 if long else 4}
+    return {"LONG": long, "TILE": triton.next_power_of_2(min(share, MAX_MERGED)) if long else 1, **sizes}
+
+
+@triton.jit
+def _shared_coefficients(lists, end, negative, coefficients_ptr, replaced_ptr, m, eta):
+    """Return the coefficients of lists before `end` at shared negatives, 0 if replaced: [negatives, lists]."""
+    mask = (lists < end)[None, :] & (negative < eta)[:, None]
+    kept = tl.load(replaced_ptr + lists[None, :] * eta + negative[:, None], mask=mask, other=1) == 0
+    term = lists[None, :] * m + (m - eta + negative)[:, None]
+    return tl.load(coefficients_ptr + term, mask=kept, other=0.0)
+
+
+@triton.jit
+def _load_vectors(sources_ptr, vectors_ptr, lists, mask, n_vectors, offs_d, d):
+    """Return factors offs_d of the vectors of lists, [lists, d], 0 without `mask`, and which of the sources exist."""
+    source = tl.load(sources_ptr + lists, mask=mask, other=0)
+    known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
+    offset = tl.where(known, source, 0).to(tl.int64)[:, None] * d + offs_d[None, :]
+    x = tl.load(vectors_ptr + offset, mask=(mask & known)[:, None] & (offs_d < d)[None, :], other=0.0)
+    return widened(x), known
+
+
+@triton.jit
+def _merge_as_product(
+    begin, end, negative, coefficients_ptr, vectors_ptr, sources_ptr, replaced_ptr, n_vectors, m, eta, offs_d, d,
+    BLOCK_LISTS: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of all terms of lists begin .. end - 1, their totals, and which negatives have a gradient."""
+    dtype: tl.constexpr = coefficients_ptr.dtype.element_ty
+    sums, totals = tl.zeros((negative.shape[0], offs_d.shape[0]), dtype), tl.zeros(negative.shape, dtype)
+    used = tl.zeros(negative.shape, tl.int32)
+    for start in tl.range(begin, end, BLOCK_LISTS, num_stages=1):  # too few iterations for prefetching to pay
+        lists = start + tl.arange(0, BLOCK_LISTS)
+        coefficient = _shared_coefficients(lists, end, negative, coefficients_ptr, replaced_ptr, m, eta)
+        used |= tl.max((coefficient != 0).to(tl.int32), axis=1)
+        x, known = _load_vectors(sources_ptr, vectors_ptr, lists, lists < end, n_vectors, offs_d, d)
+        # In the product, 0 times a value that is not finite would make rows NaN to which the list adds nothing. So a
+        # list with such a value, or with an unknown source, has x = 0, and its coefficients are NaN unless they are 0.
+        finite = known & (tl.sum(x * 0, axis=1) == 0)
+        x = tl.where(finite[:, None], x, 0.0)
+        coefficient = tl.where(finite[None, :] | (coefficient == 0), coefficient, float("nan"))
+        sums = tl.dot(coefficient, x, sums, input_precision="ieee", out_dtype=dtype)
+        if tl.program_id(1) == 0:
+            totals += tl.sum(coefficient, axis=1)
+    return sums, totals, used
+
+
+@triton.jit
+def _merge_one_by_one(
+    places, most, begin, negative, coefficients_ptr, vectors_ptr, sources_ptr, n_vectors, m, eta, offs_d, d,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Return sums and totals of the terms of lists begin + places [negatives, TILE], where places < TILE.
+
+    A negative has at most `most` terms. They are added in the order of the lists. In float32 on NVIDIA GPUs, the sums
+    have the bits of the product, which adds them in this order too.
+    """
+    dtype: tl.constexpr = coefficients_ptr.dtype.element_ty
+    sums, totals = tl.zeros((negative.shape[0], offs_d.shape[0]), dtype), tl.zeros(negative.shape, dtype)
+    place = tl.full(negative.shape, -1, tl.int32)
+    for _ in range(most):
+        place = tl.min(tl.where(places > place[:, None], places, TILE), axis=1)
+        lists = begin + place
+        x, known = _load_vectors(sources_ptr, vectors_ptr, lists, place < TILE, n_vectors, offs_d, d)
+        term = lists * m + (m - eta + negative)
+        coefficient = tl.load(coefficients_ptr + term, mask=place < TILE, other=0.0)
+        coefficient = tl.where(known, coefficient, float("nan"))
+        sums = tl.fma(tl.broadcast_to(coefficient[:, None], x.shape), x, sums)
+        totals += coefficient
+    return sums, totals
 
 
 @triton.jit(do_not_specialize=["B", "n_vectors", "group_size", "tile_size", "tiles_of_group", "blocks_of_n"])
@@ -84,6 +161,8 @@ def _merge_kernel(
     m: tl.int32,
     eta: tl.int32,
     d: tl.int32,
+    LONG: tl.constexpr,  # few shared negatives of a list may have a gradient
+    TILE: tl.constexpr,  # at least tile_size, read if LONG
     BLOCK_N: tl.constexpr,
     BLOCK_LISTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -92,41 +171,39 @@ def _merge_kernel(
     tile = (tl.program_id(0) // blocks_of_n).to(tl.int64)
     group = tile // tiles_of_group
     negative = (tl.program_id(0) % blocks_of_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    block_of_d = tl.program_id(1)
-    offs_d = block_of_d * BLOCK_D + tl.arange(0, BLOCK_D)
-    mask_n, mask_d = negative < eta, offs_d < d
-    dtype: tl.constexpr = sums_ptr.dtype.element_ty
+    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     begin = group * group_size + (tile % tiles_of_group) * tile_size
     end = tl.minimum(tl.minimum(begin + tile_size, (group + 1) * group_size), B)
-    sums, totals = tl.zeros((BLOCK_N, BLOCK_D), dtype), tl.zeros((BLOCK_N,), dtype)
-    n_lists = tl.zeros((BLOCK_N,), tl.int32)  # lists that keep the shared item
-    for start in tl.range(begin, end, BLOCK_LISTS, num_stages=1):  # too few iterations for prefetching to pay
-        lists = start + tl.arange(0, BLOCK_LISTS)
-        live = lists < end
-        mask = live[None, :] & mask_n[:, None]
-        kept = tl.load(replaced_ptr + lists[None, :] * eta + negative[:, None], mask=mask, other=1) == 0
-        term = lists[None, :] * m + (m - eta + negative)[:, None]
-        coefficient = tl.load(coefficients_ptr + term, mask=kept, other=0.0)
-        source = tl.load(sources_ptr + lists, mask=live, other=0)
-        known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
-        offset = tl.where(known, source, 0).to(tl.int64)[:, None] * d + offs_d[None, :]
-        x = widened(tl.load(vectors_ptr + offset, mask=(live & known)[:, None] & mask_d[None, :], other=0.0))
-        # In the product, 0 times a value that is not finite would make rows NaN to which the list adds nothing. So a
-        # list with such a value, or with an unknown source, has x = 0, and its coefficients are NaN unless they are 0.
-        finite = known & (tl.sum(x * 0, axis=1) == 0)
-        x = tl.where(finite[:, None], x, 0.0)
-        coefficient = tl.where(finite[None, :] | (coefficient == 0), coefficient, float("nan"))
-        sums = tl.dot(coefficient, x, sums, input_precision="ieee", out_dtype=dtype)
-        if block_of_d == 0:
-            totals += tl.sum(coefficient, axis=1)
-            n_lists += tl.sum(kept.to(tl.int32), axis=1)
+    if LONG:
+        place = tl.arange(0, TILE)
+        coefficient = _shared_coefficients(begin + place, end, negative, coefficients_ptr, replaced_ptr, m, eta)
+        places = tl.where(coefficient != 0, place[None, :], TILE)  # NaN is not 0
+        count = tl.sum((places < TILE).to(tl.int32), axis=1)
+        most = tl.max(count, axis=0)
+        used = (count > 0).to(tl.int32)
+        if 6 * most <= tile_size:  # with more, the product takes fewer instructions and loads
+            sums, totals = _merge_one_by_one(
+                places, most, begin, negative, coefficients_ptr, vectors_ptr, sources_ptr, n_vectors, m, eta, offs_d, d,
+                TILE,
+            )  # fmt: skip
+        else:
+            sums, totals, used = _merge_as_product(
+                begin, end, negative, coefficients_ptr, vectors_ptr, sources_ptr, replaced_ptr, n_vectors, m, eta,
+                offs_d, d, BLOCK_LISTS,
+            )  # fmt: skip
+    else:
+        sums, totals, used = _merge_as_product(
+            begin, end, negative, coefficients_ptr, vectors_ptr, sources_ptr, replaced_ptr, n_vectors, m, eta,
+            offs_d, d, BLOCK_LISTS,
+        )  # fmt: skip
+    live = used != 0
     place = tile * eta + negative
-    tl.store(sums_ptr + place[:, None] * d + offs_d[None, :], sums, mask=mask_n[:, None] & mask_d[None, :])
-    if block_of_d == 0:
-        row = tl.load(shared_ptr + group * eta + negative, mask=mask_n, other=0)
-        row = tl.where(n_lists == 0, NO_ROW, tl.where(row < 0, BAD_ROW, row))  # a row without terms is not updated
-        tl.store(merged_rows_ptr + place, row, mask=mask_n)
-        tl.store(totals_ptr + place, totals, mask=mask_n)
+    tl.store(sums_ptr + place[:, None] * d + offs_d[None, :], sums, mask=live[:, None] & (offs_d < d)[None, :])
+    if tl.program_id(1) == 0:
+        row = tl.load(shared_ptr + group * eta + negative, mask=live, other=0)
+        row = tl.where(live, tl.where(row < 0, BAD_ROW, row), NO_ROW)  # a row without a gradient is not updated
+        tl.store(merged_rows_ptr + place, row, mask=negative < eta)
+        tl.store(totals_ptr + place, totals, mask=live)
 
 
 def tiles_to_merge(shared: SharedNegatives, B: int) -> tuple[int, int]:
@@ -139,7 +216,8 @@ def merge_terms(terms: GradientTerms, shared: SharedNegatives, rows: Tensor, sum
     """Merge the terms at shared items; write rows [n_merged], and the first n_merged of `sums` and `totals`."""
     (B, m), (groups, eta), d = terms.rows.shape, shared.items.shape, terms.vectors.shape[1]
     group_size, tiles_of_group = tiles_to_merge(shared, B)
-    sizes = merge_sizes(d)
+    tile_size = triton.cdiv(group_size, tiles_of_group)
+    sizes = merge_sizes(d, m, sums.dtype, shared.size)
     blocks_of_n = triton.cdiv(eta, sizes["BLOCK_N"])
     launch(
         _merge_kernel,
@@ -155,7 +233,7 @@ def merge_terms(terms: GradientTerms, shared: SharedNegatives, rows: Tensor, sum
         B=B,
         n_vectors=len(terms.vectors),
         group_size=group_size,
-        tile_size=triton.cdiv(group_size, tiles_of_group),
+        tile_size=tile_size,
         tiles_of_group=tiles_of_group,
         blocks_of_n=blocks_of_n,
         m=m,
@@ -209,13 +287,13 @@ def _load_terms(
 ):
     """Return what entries add to their rows, [entries, d], and their coefficients, [entries]; 0 without `mask`."""
     term = (entry - n_merged).to(tl.int32)
-    coefficient = tl.load(coefficients_ptr + term.to(tl.int64), mask=mask & (is_sum == 0), other=0.0)
-    used = coefficient != 0  # a hinge alone leaves most coefficients at 0
-    source = tl.load(sources_ptr + term // m, mask=used, other=0)
+    is_term = mask & (is_sum == 0)
+    coefficient = tl.load(coefficients_ptr + term.to(tl.int64), mask=is_term, other=0.0)
+    source = tl.load(sources_ptr + term // m, mask=is_term, other=0)
     known = source.to(tl.uint32) < n_vectors.to(tl.uint32)  # as unsigned numbers, negative sources are too large
     mask_d = (offs_d < d)[None, :]
     offset = source.to(tl.int64)[:, None] * d + offs_d[None, :]
-    x = widened(tl.load(vectors_ptr + offset, mask=(used & known)[:, None] & mask_d, other=0.0))
+    x = widened(tl.load(vectors_ptr + offset, mask=(is_term & known)[:, None] & mask_d, other=0.0))
     coefficient = tl.where(known, coefficient, float("nan"))
     x = coefficient[:, None] * x
     is_sum = mask & is_sum
@@ -387,7 +465,7 @@ def update_rows(
     if shared is not None and eta > 0:
         merge_terms(terms, shared, merged_rows, sums, totals)
         replaced = shared.replaced.contiguous()
-    buckets = group_entries(rows, replaced, merged_rows, eta, n_rows)
+    buckets = group_entries(rows, coefficients, replaced, merged_rows, eta, n_rows)
     summands = (coefficients, vectors, sources, sums, totals)
     sizes: dict[str, Any] = {"n_vectors": len(vectors), "n_merged": n_merged, "m": max(1, rows.shape[1]), "d": d}
     if n_entries > 0:

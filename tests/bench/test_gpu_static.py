@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is available on Linux only")
 
-from drm_triton.bench.gpu_counts import nanoseconds, table
+from drm_triton.bench.gpu_counts import ITEMS, long_table, nanoseconds, table
 from drm_triton.bench.gpu_static import resident_warps
 from drm_triton.bench.gpus import GPUS
 
@@ -41,6 +41,12 @@ def test_the_table_adds_up_a_step_and_has_no_gpu_whose_code_was_not_counted() ->
     assert "| all of a step | 2,000 | 20 | 20 |" in text
     assert "| H100 SXM | 1.9 | 0.0 |" in text  # 2000 instructions at 132 * 4 * 1.98 GHz
     assert "MI300X" not in text
+
+
+def test_the_table_of_long_lists() -> None:
+    gradients, update = {"instructions": 5000.0}, {"instructions": 1000.0, "requested": 20.0, "touched": 10.0}
+    text = long_table({"hinge": {"items with a gradient": 2.0, "list_gradients": gradients, ITEMS: update}})
+    assert "| hinge | 2 | 5,000 | 1,000 | 20 | 10 |" in text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drm_triton.kernels.protocol import ListPlan
+from drm_triton.kernels.protocol import GradientTerms, ListPlan
 from drm_triton.names import UserSampling
 from tests.kernels.gpu.recorder import poisoned, recorded
 
@@ -80,6 +80,13 @@ def random_plan(
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), dense.sum(1).cumsum(0)])
     indices = dense.nonzero()[:, 1].to(torch.int32)
     return ListPlan(indptr.to(device), indices.to(device), 50, rho, eta, seed, user_sampling, share)
+
+
+def with_gradient(terms: GradientTerms) -> GradientTerms:
+    """Return the terms whose coefficients are not 0, in float64: the others leave their rows as they are."""
+    b, j = (terms.coefficients != 0).nonzero(as_tuple=True)
+    rows, coefficients = terms.rows[b, j][:, None], terms.coefficients[b, j][:, None].double()
+    return GradientTerms(rows, coefficients, terms.vectors.double(), terms.sources[b])
 
 
 def tolerance(dtype: torch.dtype, n: int, k: int, spread: float, tau: float) -> float:

@@ -16,7 +16,7 @@ from drm_triton.kernels.gpu import update
 from drm_triton.kernels.protocol import Backend, GradientTerms, ListPlan, Objective
 from drm_triton.names import Score
 from tests.kernels.conftest import share_negatives
-from tests.kernels.gpu.conftest import DEVICE, int32, random_plan
+from tests.kernels.gpu.conftest import DEVICE, int32, random_plan, with_gradient
 
 N_ROWS = 40  # rows of the tables; the terms name all but the last two
 
@@ -73,15 +73,15 @@ def assert_update(
 ) -> list[Tensor]:
     """Compare one step with the float64 reference, which ignores what lists share; return the new table and state."""
     expected, expected_state = (x.to(torch.float64, copy=True) for x in (table, state))
-    in_double = terms._replace(coefficients=terms.coefficients.double(), vectors=terms.vectors.double())
-    reference.update_rows(expected, expected_state, in_double, 0.1, score, None if dense is None else dense.double())
+    live = with_gradient(terms)
+    reference.update_rows(expected, expected_state, live, 0.1, score, None if dense is None else dense.double())
     moved, moved_state = step(table, state, terms, score, dense)
     rounding = 32 * torch.finfo(table.dtype).eps * max(1, terms.rows.numel()) ** 0.5
     torch.testing.assert_close(moved_state.double(), expected_state, rtol=rounding, atol=rounding)
     torch.testing.assert_close(moved.double(), expected, rtol=0, atol=rounding)
     if dense is None:
         untouched = torch.ones(len(table), dtype=torch.bool)
-        untouched[terms.rows.long()] = False
+        untouched[live.rows.long()] = False
         assert torch.equal(moved[untouched], table[untouched])
         assert torch.equal(moved_state[untouched], state[untouched])
     return [moved, moved_state]
@@ -150,6 +150,53 @@ def test_any_shared_negatives(
     assert_update(table, state, terms, score, gradient if dense else None)
 
 
+def long_terms(
+    B: int, eta: int, d: int, size: int, dtype: torch.dtype = torch.float32, replaced: float = 0.1
+) -> GradientTerms:
+    """Return lists of one positive and eta shared negatives. Half of the rows have no gradient in any list.
+
+    Of the shared negatives, those of two tiles have none, those of another have one in each list, others in few.
+    """
+    terms = random_terms(B, B, 1 + eta, d, dtype, Groups(eta, size, replaced))
+    few = torch.rand(B, 1 + eta, generator=torch.Generator().manual_seed(eta)) < 0.1
+    few[:, 17:49] = False
+    few[:, 81:97] = True
+    coefficients = terms.coefficients.abs() + 1  # not 0
+    return terms._replace(coefficients=torch.where(few & (terms.rows < N_ROWS // 2), coefficients, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("B", "d", "size", "score", "dense", "dtype"),
+    [
+        (40, 16, 32, "dot", False, torch.float32),  # a last group of fewer lists
+        (20, 70, 20, "l2", False, torch.float32),  # more than a tile of factors
+        (12, 5, 2**40, "l2", True, torch.float32),
+        (100, 8, 100, "cosine", False, torch.float32),  # a group of two tiles
+        (16, 40, 16, "l2", False, torch.float64),
+        (3, 8, 2, "dot", False, torch.float32),  # groups of two lists and of one
+    ],
+)
+def test_long_lists_with_few_gradients(
+    B: int, d: int, size: int, score: Score, dense: bool, dtype: torch.dtype
+) -> None:
+    table, state, gradient = random_table(B, d, dtype)
+    terms = long_terms(B, 130, d, size, dtype)
+    moved, _ = assert_update(table, state, terms, score, gradient if dense else None)
+    assert ((moved != table).any(1).sum() <= N_ROWS // 2) != dense
+
+
+@pytest.mark.parametrize(("eta", "size"), [(130, 4), (5, 4), (5, 1)])
+@pytest.mark.parametrize("score", ["dot", "l2", "cosine"])
+def test_rows_without_a_gradient_keep_their_bits(eta: int, size: int, score: Score) -> None:
+    """Even rows outside the unit ball, and whatever the vectors are."""
+    terms, (table, state, _) = random_terms(1, 8, 1 + eta, 6, groups=Groups(eta, size, 0.3)), random_table(1, 6)
+    table[0], table[1], state[2] = float("nan"), float("inf"), float("nan")
+    terms = terms._replace(coefficients=terms.coefficients * 0, vectors=terms.vectors * float("nan"))
+    moved, moved_state = step(table, state, terms, score, None)
+    assert torch.equal(moved.view(torch.int32), table.view(torch.int32))
+    assert torch.equal(moved_state.view(torch.int32), state.view(torch.int32))
+
+
 def test_shared_negatives_in_double_precision() -> None:
     terms = random_terms(6, 6, 9, 16, torch.float64, Groups(8, 3, 0.2))
     table, state, dense = random_table(6, 16, torch.float64)
@@ -202,10 +249,10 @@ def test_a_row_with_many_terms_and_no_term_at_all() -> None:
 # Bad values. On a GPU the host does not check them: sources outside make their rows NaN, rows outside raise.
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("merged", ["no", "as a product", "one by one"])
 @pytest.mark.parametrize("bad", ["source", "vector", "coefficient"])
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_a_bad_value_makes_only_its_rows_nan(bad: str, merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_value_makes_only_its_rows_nan(bad: str, merged: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """List 1 is bad. Its coefficient at row 4 is 0, and it replaces the shared row 6."""
     monkeypatch.setattr(update, "check_update", lambda *_, **__: None)
     rows = int32([0, 2, 4, 6], [1, 2, 4, 1], [0, 2, 4, 6])
@@ -220,14 +267,27 @@ def test_a_bad_value_makes_only_its_rows_nan(bad: str, merged: bool, monkeypatch
         coefficients[1, :2] = float("nan")
     replaced = torch.zeros(3, 3, dtype=torch.bool, device=DEVICE)
     replaced[1, 2] = True
-    shared = SharedNegatives(3, int32([2, 4, 6]), replaced) if merged else None
+    terms = GradientTerms(rows, coefficients, vectors, sources)
+    if merged == "as a product":
+        terms = terms._replace(shared=SharedNegatives(3, int32([2, 4, 6]), replaced))
+    elif merged == "one by one":
+        terms = among_many(terms, int32([2, 4, 6]), replaced)
     large, large_state = torch.full((10, 4), 0.1, device=DEVICE), torch.ones(10, 4, device=DEVICE)
     table, state = large[1:9], large_state[1:9]  # the middle of larger tables
-    gpu.update_rows(table, state, GradientTerms(rows, coefficients, vectors, sources, shared), 0.1, "dot")
+    gpu.update_rows(table, state, terms, 0.1, "dot")
     assert table.isnan().any(1).tolist() == [False, True, True, False, False, False, False, False]
     assert (table[[0, 4, 6]] != 0.1).all()
     assert (table[[3, 5, 7]] == 0.1).all()
     assert (large[[0, 9]] == 0.1).all()
+
+
+def among_many(terms: GradientTerms, items: Tensor, replaced: Tensor) -> GradientTerms:
+    """Return the terms of long lists in a large group: further lists and negatives have coefficient 0, at row 7."""
+    pad, more = torch.nn.functional.pad, (0, 130, 0, 17)
+    rows, coefficients = pad(terms.rows, more, value=7), pad(terms.coefficients, more)
+    rows[len(terms.rows) :, -130 - items.shape[1] : -130] = items
+    shared = SharedNegatives(20, pad(items, (0, 130), value=7), pad(replaced, more))
+    return GradientTerms(rows, coefficients, terms.vectors, pad(terms.sources, (0, 17)), shared)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a failed assertion on a GPU ends its use in the process")

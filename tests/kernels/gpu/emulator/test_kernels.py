@@ -18,7 +18,7 @@ from drm_triton.kernels.gpu import buckets, filter, gradients, sampling, softsor
 from drm_triton.kernels.protocol import GradientTerms, Objective
 from drm_triton.names import LOSSES, Score, UserSampling
 from tests.kernels.conftest import check_rounding, share_negatives
-from tests.kernels.gpu.conftest import assert_close, factors, generator, random_plan
+from tests.kernels.gpu.conftest import assert_close, factors, generator, random_plan, with_gradient
 from tests.kernels.gpu.emulator.conftest import SEEDS, emulate
 
 slow = pytest.mark.slow
@@ -207,13 +207,52 @@ def test_update_rows(score: Score, d: int, size: int, dense: bool) -> None:
 
     results, statistics = emulate(run)
     expected, expected_state = table.double(), state.double()
-    terms = GradientTerms(rows, coefficients.double(), vectors.double(), sources)
+    terms = with_gradient(GradientTerms(rows, coefficients, vectors, sources))
     reference.update_rows(expected, expected_state, terms, 0.1, score, None if extra is None else extra.double())
     assert_close(results[0], expected, CLOSE, "table")
     assert_close(results[1], expected_state, CLOSE, "state")
     if not dense:
         assert torch.equal(results[0][-2:], table[-2:])
     assert set(statistics) == (UPDATE | MERGE if size > 1 else UPDATE)
+
+
+@pytest.mark.parametrize(("score", "d", "B"), [("dot", 16, 20), pytest.param("l2", 70, 70, marks=slow)])
+def test_an_update_of_long_lists_with_few_gradients(
+    score: Score, d: int, B: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tiles have no gradient, some are added one by one, and some as a product. The product gives the same."""
+    draw = generator(score, d, B)
+    eta, n_rows = 144, 300
+    items = torch.randint(n_rows // 2, (1, eta), generator=draw, dtype=torch.int32)
+    rows, shared = torch.randint(n_rows // 2, (B, 1 + eta), generator=draw, dtype=torch.int32), None
+    rows, shared = share_negatives(rows, items, 80, 0.05, draw)
+    density = torch.full((1 + eta,), 0.05)
+    density[17:49], density[65:81] = 0, 0.9
+    coefficients = torch.randn(B, 1 + eta, generator=draw) * (torch.rand(B, 1 + eta, generator=draw) < density)
+    vectors, sources = factors(6, d, "x"), torch.randint(6, (B,), generator=draw).int()
+    table, state = factors(n_rows, d, "table"), torch.rand(n_rows, d, generator=draw) + 0.1
+    terms = GradientTerms(rows, coefficients, vectors, sources, shared)
+
+    def run() -> list[Tensor]:
+        moved, moved_state = table.clone(), state.clone()
+        gpu.update_rows(moved, moved_state, terms, 0.1, score)
+        return [moved, moved_state]
+
+    (moved, moved_state), _ = emulate(run)
+    expected, expected_state, live = table.double(), state.double(), with_gradient(terms)
+    reference.update_rows(expected, expected_state, live, 0.1, score)
+    assert_close(moved, expected, CLOSE, "table")
+    assert_close(moved_state, expected_state, CLOSE, "state")
+    changed = torch.zeros(n_rows, dtype=torch.bool)
+    changed[live.rows.long()] = True
+    assert torch.equal((moved != table).any(1), changed)
+    assert torch.equal((moved_state != state).any(1), changed)
+    sizes = update.merge_sizes
+    monkeypatch.setattr(update, "merge_sizes", lambda *args: sizes(*args) | {"LONG": False, "num_warps": 4})
+    product, _ = emulate(run, SEEDS[:1])
+    if score == "dot":  # under l2, the totals are added in another order
+        assert torch.equal(product[0], moved)
+        assert torch.equal(product[1], moved_state)
 
 
 @pytest.mark.parametrize(
