@@ -143,11 +143,10 @@ def test_a_user_with_nearly_all_items_costs_no_more_than_another(share: int, mon
         else:
             sampling.draw_shared.py_func(plan_arrays, 0, buffers)
             count = sampling.find_shared.py_func(counted, 0, buffers, 0)
-            items, replaced = np.empty((1, 3 + eta), np.int32), np.zeros((1, eta), np.bool_)
-            items[0, 3:] = buffers.shared
-            sampling.replace_shared.py_func(plan_arrays, block, buffers, count, items, replaced)
-            negatives = items[0, 3:]
-            assert replaced.sum() == count
+            own = sampling.own_arrays(1, eta)
+            sampling.replace_shared.py_func(plan_arrays, block, buffers, count, 0, own)
+            negatives = buffers.shared.copy()
+            negatives[own.places[:count]] = own.items[:count]
         assert not np.isin(negatives, row).any()
         # Four numbers each, one per negative: none is rejected. A shared draw that is replaced costs one more block.
         assert len(blocks) <= 12 + (eta if share > 1 else 0)

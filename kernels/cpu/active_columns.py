@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from drm_triton.kernels.cpu.active import AIM, SAMPLE, SAMPLE_MIN
 from drm_triton.kernels.cpu.columns import pad_columns
-from drm_triton.kernels.cpu.runtime.bits import BITS, trailing_zeros
+from drm_triton.kernels.cpu.runtime.bits import BITS, ones
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic
 from drm_triton.kernels.cpu.runtime.rows import RowBuilder, any_above, insert_row, lane_mask, row_operation
 from drm_triton.kernels.cpu.runtime.simd import WIDTH, padded
@@ -32,6 +32,7 @@ from drm_triton.kernels.protocol import FLOAT32_MARGIN
 f32 = np.float32
 LOWEST, EPS = f32(np.finfo(np.float32).min), np.finfo(np.float32).eps
 NEWTON_STEPS = 5  # on the sample
+TOGETHER = 8  # items that are gathered without a branch, which would often be mispredicted
 MASK = np.uint32 if WIDTH == 32 else np.uint16  # one bit for each list
 
 
@@ -165,6 +166,31 @@ def _word_of_lane(context, masks, row, lane):
     return types.int64(masks, types.int64, types.int64), build
 
 
+@intrinsic
+def _take(context, s, first, word, lane, numbers, order, i):
+    """Copy numbers of a lane of s to `numbers`, and their rows to `order`, TOGETHER of them from row i on.
+
+    The rows of s are `first` plus each bit of `word`. Returns the rest of the word. If it has too few bits, what is
+    copied after them has no meaning.
+    """
+
+    def build(context, builder, signature, args):
+        names = ("s", "first", "word", "lane", "numbers", "order", "i")
+        at = RowBuilder(context, builder, signature, args, names)
+        begin, target = (builder.add(at.place(at[row]), at["lane"]) for row in ("first", "i"))
+        word, last_bit = at["word"], at.i64(1 << (BITS - 1))
+        for k in range(TOGETHER):
+            bit = builder.cttz(builder.or_(word, last_bit), ir.Constant(ir.IntType(1), 1))
+            place = builder.add(target, at.i64(k * at.lanes))
+            at.store(at.load("s", builder.add(begin, at.place(bit))), "numbers", place)
+            at.store(builder.trunc(builder.add(at["first"], bit), ir.IntType(32)), "order", place)
+            word = builder.and_(word, builder.sub(word, at.i64(1)))
+        return word
+
+    i64 = types.int64
+    return types.int64(s, i64, i64, i64, numbers, order, i64), build
+
+
 @inline
 def find_kth(s, n, top, buffers):
     """Write the K-th largest score of each list, of n items; `top` [L] are the largest."""
@@ -221,7 +247,7 @@ def find_theta(s, n, top, target, buffers):
 def gather_active(s, n, buffers, columns):
     """Copy the items with at least the score theta to `columns`; return the number of its rows.
 
-    The number of rows of s is a multiple of BITS, and those from n on are -inf.
+    The number of rows of s is a multiple of BITS, and those from n on are -inf. `columns` has n + TOGETHER rows.
     """
     size, rows = buffers.size, 0
     size[:] = 0
@@ -230,13 +256,10 @@ def gather_active(s, n, buffers, columns):
         for t in range(WIDTH):
             buffers.words[t] = _word_of_lane(buffers.masks, first, t)
         for t in range(WIDTH):
-            word, i = buffers.words[t], size[t]
-            while word != 0:
-                row = first + trailing_zeros(word)
-                columns.s[i, t], columns.order[i, t] = s[row, t], row
-                i += 1
-                word &= word - 1
-            size[t] = i
+            word, end = buffers.words[t], size[t] + ones(buffers.words[t])
+            for i in range(size[t], end, TOGETHER):
+                word = _take(s, first, word, t, columns.s, columns.order, i)
+            size[t] = end
     for t in range(WIDTH):
         columns.size[t] = size[t]
         rows = max(rows, size[t])

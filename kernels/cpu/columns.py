@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline
 from drm_triton.kernels.cpu.runtime.rows import row_operation
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
-from drm_triton.kernels.cpu.runtime.sort import rows_to_sort, sort_columns
+from drm_triton.kernels.cpu.runtime.sort import SortBuffers, sort_buffers, sort_columns
 from drm_triton.kernels.cpu.softsort import EXP_POLYNOMIAL, KEPT, LN2_HIGH, LN2_LOW, LOG2E, SMALLEST
 
 f32 = np.float32
@@ -33,8 +33,8 @@ class Columns(NamedTuple):
     """WIDTH lists of up to n items, and buffers for them. L is WIDTH."""
 
     size: NDArray[np.float32]  # [L], number of items of each list
-    s: NDArray[np.float32]  # [rows to sort n, L] scores, -inf after the last item
-    order: NDArray[np.int32]  # [rows to sort n, L] positions in the list; those below rho are positives
+    s: NDArray[np.float32]  # [n, L] scores, -inf after the last item
+    order: NDArray[np.int32]  # [n, L] positions in the list; those below rho are positives
     w: NDArray[np.float32]  # [K, L] rank weights
     R: NDArray[np.float32]  # [n, L]
     P: NDArray[np.float32]  # [min(K, KEPT) + 1, n, L], P_k times totals[k - 1] for the ranks kept, and one more
@@ -44,16 +44,17 @@ class Columns(NamedTuple):
     above: NDArray[np.float32]  # [n, L] sum of G down to a row
     ds: NDArray[np.float32]  # [n, L] gradient to the scores
     of_lists: NDArray[np.float32]  # [3, L] numbers of each list: the loss, and two buffers
+    sorting: SortBuffers
 
 
 @allocating
 def column_buffers(n, ranks):
     """Allocate WIDTH lists of up to n items."""
-    rows, sorted_rows = np.empty((5, n, WIDTH), np.float32), rows_to_sort(n)
+    rows = np.empty((6, n, WIDTH), np.float32)
     return Columns(
         np.zeros(WIDTH, np.float32),
-        np.empty((sorted_rows, WIDTH), np.float32),
-        np.zeros((sorted_rows, WIDTH), np.int32),
+        rows[5],
+        np.zeros((n, WIDTH), np.int32),
         np.zeros((ranks, WIDTH), np.float32),
         rows[0],
         np.empty((min(ranks, KEPT) + 1, n, WIDTH), np.float32),
@@ -63,6 +64,7 @@ def column_buffers(n, ranks):
         rows[3],
         rows[4],
         np.zeros((3, WIDTH), np.float32),
+        sort_buffers(n),
     )
 
 
@@ -247,9 +249,9 @@ def drm_of_columns(columns, n, rho, lam, tau):
     `size`, `s`, `order` and `w` say what the lists are; they have `rho` positives each. ||y - Q||^2 is written to the
     first row of `of_lists`, and the gradient to `ds`, in the order of `order`.
     """
-    _, s, order, w, R, P, totals, q, G, above, ds, of_lists = columns
+    size, s, order, w, R, P, totals, q, G, above, ds, of_lists, sorting = columns
     kept, factor = P.shape[0] - 1, of_lists[2]
-    sort_columns(s, order, n)
+    sort_columns(size, s, order, sorting)
     _sum_above(s, R, n)
     q[:n] = f32(0)
     for rank in range(w.shape[0]):

@@ -98,6 +98,7 @@ class NegativeBuffers(NamedTuple):
 
     rank: NDArray[np.int64]  # [eta + 3 + REPLACED_TOGETHER] ranks among the items that the user does not have
     low: NDArray[np.int64]  # [eta + 3 + REPLACED_TOGETHER] positions in the user's items
+    group: NDArray[np.int64]  # [1] whose draws `shared` has, -1 before the first
     shared: NDArray[np.int32]  # [eta] draws of the group
     drawn: NDArray[np.uint64]  # bitmap: the bits of the draws, by their low bits; a power of two
     table_heads: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
@@ -338,11 +339,12 @@ def take_shared(plan, start, block, buffers, batch):
 
     Draws that the user has are replaced.
     """
-    shared, own, count, group = buffers.shared, batch.own, np.int64(0), np.int64(-1)
+    shared, own, count = buffers.shared, batch.own, np.int64(0)
     position = start * shared.size
     for b in range(block.user.size):
-        if np.int64(block.number[b]) // plan.share != group:
-            group = np.int64(block.number[b]) // plan.share
+        group = np.int64(block.number[b]) // plan.share
+        if group != buffers.group[0]:  # a group may be that of the block before
+            buffers.group[0] = group
             draw_shared(plan, u64(group), buffers)
             copy(shared, batch.of_groups[group - batch.start // plan.share])
         before = count
@@ -407,6 +409,7 @@ def sampling_buffers(eta):
     negative_buffers = NegativeBuffers(
         np.empty(together + 2, np.int64),
         np.empty(together + 2, np.int64),
+        np.full(1, -1),
         np.empty(eta, np.int32),
         np.empty(power_of_two(max(FILTER_BITS, FILTER_LOAD * eta)) // 64, np.uint64),
         np.empty(power_of_two(TABLE_LOAD * eta), np.int32),

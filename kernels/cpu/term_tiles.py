@@ -11,7 +11,14 @@ from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
-from drm_triton.kernels.cpu.active_columns import ActiveBuffers, Extremes, active_buffers, find_active, find_extremes
+from drm_triton.kernels.cpu.active_columns import (
+    TOGETHER,
+    ActiveBuffers,
+    Extremes,
+    active_buffers,
+    find_active,
+    find_extremes,
+)
 from drm_triton.kernels.cpu.columns import Columns, column_buffers, copy_scores, drm_of_columns, pad_columns
 from drm_triton.kernels.cpu.losses import NAN, add_one, average_precision_weights, score_item
 from drm_triton.kernels.cpu.runtime.bits import BITS, trailing_zeros
@@ -54,7 +61,7 @@ class TermBuffers(NamedTuple):
 def term_buffers(rho, eta, d, weights, short):
     """Allocate the buffers for the lists that are scored at once."""
     width, height, n = padded(d, LANES), padded(eta, ROWS), rho + eta
-    columns = column_buffers(n, weights.size)
+    columns = column_buffers(n + TOGETHER, weights.size)
     scores = np.zeros((max(padded(rho + padded(eta, ITEMS), BITS), n + 1), WIDTH), np.float32)
     for k in range(weights.size):
         for t in range(WIDTH):

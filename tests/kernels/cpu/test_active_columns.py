@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from drm_triton.kernels.cpu.active import ACTIVE_MIN, SAMPLE_MIN
-from drm_triton.kernels.cpu.active_columns import active_buffers, find_active
+from drm_triton.kernels.cpu.active_columns import TOGETHER, active_buffers, find_active
 from drm_triton.kernels.cpu.columns import column_buffers
 from drm_triton.kernels.cpu.runtime.bits import BITS
 from drm_triton.kernels.cpu.runtime.jit import allocating, kernel
@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 @allocating
 def finder_buffers(n: int, ranks: int) -> Any:
-    return active_buffers(n, ranks), column_buffers(n, 1)
+    return active_buffers(n, ranks), column_buffers(n + TOGETHER, 1)
 
 
 @kernel
