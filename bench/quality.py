@@ -368,8 +368,8 @@ def report(budget: int, seeds: int) -> str:
         "the good settings and was discarded with its test results, and 21 more validation runs on ml-100k and lastfm.",
         "On epinion its space has smaller values, chosen after four trials with the other space.",
         "EASE is left out on epinion: its matrix of items x items takes 14 GB, and the inverse as much again.",
-        "Softmax may have as many factors as iALS, except on citeulike. Before, it had at most 128, which was changed",
-        "after the test results of ml-100k, lastfm and amazon with 128 factors were known.",
+        "Softmax may have as many factors as iALS. Before, it had at most 128, which was changed after the test",
+        "results of ml-100k, lastfm, amazon and citeulike with 128 factors were known.",
         *(f"On {name}, each step of our objectives draws a pool of {pool:,} items." for name, pool in POOLS.items()),
         "Trained on AMD EPYC and Intel Xeon processors; made on "
         f"{time.strftime('%Y-%m-%d')} by `python -m bench.quality`.",
