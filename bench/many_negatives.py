@@ -206,10 +206,11 @@ def main() -> None:
         quality.run_all(tasks, args.workers, TRIALS, train_and_measure)
     found = {quality.key(result): result for result in quality.finished(TRIALS)}
     items = {name: Dataset.load(place).n_items for name, place in places.items()}
+    seeds = "one seed" if args.seeds == 1 else f"{args.seeds} seeds on {' and '.join(SMALL)}, else one"
     lines = [
         "# Number of negatives",
         "",
-        f"Validation NDCG@10 / Recall@50. Seeds: {args.seeds} on {' and '.join(SMALL)}, else 1. Items in brackets.",
+        f"Validation NDCG@10 / Recall@50, {seeds}. Items of the catalogue in brackets.",
         f"{processor()}, {time.strftime('%Y-%m-%d')}; made by `python -m bench.many_negatives`.",
         "",
         *rows(found, args.seeds, items),
