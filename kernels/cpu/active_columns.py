@@ -147,7 +147,7 @@ def _mark(at):
 
 
 @intrinsic
-def _word_of_lane(context, masks, row, lane):
+def word_of_lane(context, masks, row, lane):
     """Return the bits of one lane in BITS masks from `row` on."""
 
     def build(context, builder, signature, args):
@@ -254,7 +254,7 @@ def gather_active(s, n, buffers, columns):
     for first in range(0, n, BITS):
         _mark(s, buffers.theta, buffers.masks, first)
         for t in range(WIDTH):
-            buffers.words[t] = _word_of_lane(buffers.masks, first, t)
+            buffers.words[t] = word_of_lane(buffers.masks, first, t)
         for t in range(WIDTH):
             word, end = buffers.words[t], size[t] + ones(buffers.words[t])
             for i in range(size[t], end, TOGETHER):

@@ -18,11 +18,12 @@ from drm_triton.kernels.cpu.active_columns import (
     active_buffers,
     find_active,
     find_extremes,
+    word_of_lane,
 )
 from drm_triton.kernels.cpu.columns import Columns, column_buffers, copy_scores, drm_of_columns, pad_columns
 from drm_triton.kernels.cpu.losses import NAN, add_one, average_precision_weights, score_item
 from drm_triton.kernels.cpu.runtime.bits import BITS, trailing_zeros
-from drm_triton.kernels.cpu.runtime.entries import add_to_item, not_zero, sum_list
+from drm_triton.kernels.cpu.runtime.entries import add_entries, not_zero
 from drm_triton.kernels.cpu.runtime.jit import allocating, inline, intrinsic, prefetch_row
 from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.products import ITEMS, multiply, score_columns, transpose
@@ -54,7 +55,6 @@ class TermBuffers(NamedTuple):
     user_grad: NDArray[np.float32]  # [WIDTH, padded d]
     rows: NDArray[np.float32]  # [eta, padded d] factors of the shared negatives; only if lists are short
     sums: NDArray[np.float32]  # [padded eta, padded d]; only if lists are short
-    ids: NDArray[np.int32]  # [n + 1] items of a list, which are rows of V
 
 
 @allocating
@@ -83,7 +83,6 @@ def term_buffers(rho, eta, d, weights, short):
         np.empty((WIDTH, width), np.float32),
         np.zeros((eta if short else 0, width), np.float32),
         np.empty((height if short else 0, width), np.float32),
-        np.zeros(n + 1, np.int32),
     )
 
 
@@ -241,13 +240,16 @@ def set_gradient(j, t, value, buffers):
 
 
 @inline
-def sum_lists(lists, n, buffers):
-    """Write the sum of the gradients of each short list to `totals`."""
-    g, totals = buffers.g, buffers.totals
+def sum_lists(lists, n, short, loss, buffers):
+    """Write the sum of the gradients of each list to `totals`. The pair of the hinge adds nothing to it."""
+    g, columns, totals = buffers.g, buffers.columns, buffers.totals
     totals[:] = f32(0)
-    for j in range(n):
+    for j in range(n if short else 0):
         for t in range(lists):
             totals[t] += g[j, t]
+    for t in range(0 if short or not loss.drm else lists):
+        for i in range(np.int64(columns.size[t])):
+            totals[t] += columns.ds[i, t]
 
 
 @inline
@@ -276,11 +278,12 @@ def take_own(begin, end, own, inputs, groups, rho, buffers, out):
 
 @inline
 def take_positives(lists, positive, rho, buffers, out):
-    """Write the gradients of the positives to their terms, from `positive` on."""
+    """Write the gradients of the positives to their terms, from `positive` on. They are no longer in `masks`."""
     for t in range(lists):
         for i in range(rho):
             out.coefficients[positive] = out.totals[positive] = buffers.g[i, t]
             positive += 1
+    buffers.active.masks[:rho] = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -387,58 +390,35 @@ def differences(user_grad, total, user):
 
 @inline
 def find_entries(negatives, rho, buffers):
-    """Write which entries of `g` are not 0 to `masks`."""
-    flat = buffers.g.reshape(-1)
-    for j in range(rho + negatives.size):
-        buffers.active.masks[j] = not_zero(flat, j * WIDTH)
+    """Write which gradients of shared negatives in `g` are not 0 to `masks`."""
+    flat, masks = buffers.g.reshape(-1), buffers.active.masks
+    masks[:] = 0
+    for j in range(rho, rho + negatives.size):
+        masks[j] = not_zero(flat, j * WIDTH)
 
 
 @inline
-def add_items(first, negatives, rho, sums, used, totals, l2, buffers):
-    """Add the gradients of shared negatives to `sums`, as `add_products` does."""
-    g, masks, flat = buffers.g, buffers.active.masks, buffers.g.reshape(-1)
+def add_sparse(lists, first, negatives, rho, sums, used, totals, inputs, buffers):
+    """Compute the gradients of users, and `sums` of the gradients of shared negatives, as `add_products` does."""
+    g, masks, user_grad, eta = buffers.g, buffers.active.masks, buffers.user_grad, negatives.size
+    flat = g.reshape(-1)
+    user_grad[:] = f32(0)
     if first:
         sums[:] = f32(0)
-    for j in range(negatives.size):
+    for begin in range(0, rho + eta, BITS):
+        for t in range(lists):
+            word = word_of_lane(masks, begin, t)
+            if word != 0:
+                add_entries(
+                    flat, begin * WIDTH, word, t, inputs.V, negatives, begin - rho, buffers.users, user_grad, sums
+                )
+    for j in range(eta):
         word = np.int64(masks[rho + j])
-        if word == 0:
-            continue
-        used[j] = negatives[j]
-        add_to_item(j, flat, (rho + j) * WIDTH, word, buffers.users, sums)
-        while l2 and word != 0:
+        if word != 0:
+            used[j] = negatives[j]
+        while inputs.l2 and word != 0:
             totals[j] += g[rho + j, trailing_zeros(word)]
             word &= word - 1
-
-
-@inline
-def sum_users(begin, end, negatives, inputs, groups, rho, loss, buffers, out):
-    """Write the gradients of the users: sums over the items of their lists in `columns`, and the pair of the hinge."""
-    columns, ids, (_, positions) = buffers.columns, buffers.ids, buffers.extremes
-    for j in range(negatives.size):
-        ids[rho + j] = negatives[j]
-    for b in range(begin, end):
-        t, user_grad, total = b - begin, out.user_grad[b], f32(0)
-        if not buffers.finite[t]:
-            user_grad[:] = NAN
-            continue
-        for i in range(rho):
-            ids[i] = inputs.positives[b, i]
-        for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
-            ids[rho + groups.places[i]] = groups.own_items[i]
-        user_grad[:] = f32(0)
-        count = np.int64(columns.size[t]) if loss.drm else 0
-        if count > 0:
-            sum_list(t, count, columns.ds, columns.order, inputs.V, ids, b, out.user_grad)
-        if buffers.hinge[1, t] > 0:
-            step = buffers.weights[t] * buffers.hinge[1, t]
-            add_one(-step, inputs.V[ids[positions[0, t]]], user_grad)
-            add_one(step, inputs.V[ids[positions[1, t]]], user_grad)
-        for i in range(groups.first[b], groups.first[b] + groups.counts[b]):
-            ids[rho + groups.places[i]] = negatives[groups.places[i]]
-        if inputs.l2:  # the pair of the hinge adds nothing to the sum of the gradients
-            for i in range(count):
-                total += columns.ds[i, t]
-            differences(user_grad, total, buffers.users[t])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -472,15 +452,14 @@ def tile_terms(tile, inputs, groups, loss, buffers, out):
         store_losses(begin, end, loss, buffers, out)
         scatter_gradients(lists, n, rows, loss, buffers)
         take_positives(lists, positive, rho, buffers, out)
-        if short and inputs.l2:
-            sum_lists(lists, n, buffers)
+        if inputs.l2:
+            sum_lists(lists, n, short, loss, buffers)
         own_end = take_own(begin, end, own, inputs, groups, rho, buffers, out)
         if finite and rows_finite:
             add_products(lists, first, negatives, rho, sums, used, totals, inputs.l2, buffers)
-            finish_users(begin, end, own, inputs, groups, rho, buffers, out)
         else:
             if short:
                 find_entries(negatives, rho, buffers)
-            add_items(first, negatives, rho, sums, used, totals, inputs.l2, buffers)
-            sum_users(begin, end, negatives, inputs, groups, rho, loss, buffers, out)
+            add_sparse(lists, first, negatives, rho, sums, used, totals, inputs, buffers)
+        finish_users(begin, end, own, inputs, groups, rho, buffers, out)
         positive, own = positive + lists * rho, own_end

@@ -1,12 +1,13 @@
 """Products with a matrix [n, WIDTH] that is mostly 0: row j belongs to an item, column t to a list.
 
-Each sum of rows stays in registers while its terms are added: that of an item over the lists that have an entry, and
-that of a list over its items. Each product takes the entries in its own order.
+The items are taken BITS at a time, list by list. What the lists share, the rows of these items and the sums for them,
+then stays in the first-level cache, and what belongs to one list stays in registers.
 """
 
 from llvmlite import ir
 from numba import types
 
+from drm_triton.kernels.cpu.runtime.bits import BITS
 from drm_triton.kernels.cpu.runtime.jit import inline, intrinsic
 from drm_triton.kernels.cpu.runtime.numba_private import nothing
 from drm_triton.kernels.cpu.runtime.simd import FUSED, LANES, WIDTH, VectorBuilder
@@ -24,15 +25,16 @@ def not_zero(context, g, start):
     return types.int64(g, types.int64), build
 
 
-def _item_tile(vectors: int):
-    """Return an intrinsic that adds the rows of lists to row j of `sums`, in `vectors` vectors of columns from c on.
+def _entries(vectors: int):
+    """Return an intrinsic for some entries of list t, and `vectors` vectors of columns from c on.
 
-    g[start + t] is the entry of list t, for each bit t of `word`, one or more.
+    For each bit i of `word`, one or more, with g_i = g[start + i WIDTH + t] and j = first + i, it adds g_i V[ids[j]] to
+    row t of `user_grad`, and g_i times row t of `users` to row j of `sums`.
     """
 
     @intrinsic
-    def tile(context, sums, j, d, g, start, word, users, width, c):
-        names = ("sums", "row", "d", "g", "start", "word", "users", "width", "c")
+    def tile(context, g, start, word, t, V, d, ids, first, users, user_grad, width, sums, c):
+        names = ("g", "start", "word", "t", "V", "d", "ids", "first", "users", "user_grad", "width", "sums", "c")
 
         def build(context, builder, signature, args):
             at = VectorBuilder(context, builder, signature, args, names)
@@ -41,91 +43,55 @@ def _item_tile(vectors: int):
                 begin = builder.add(builder.mul(row, size), at["c"])
                 return [builder.add(begin, at.i64(v * at.lanes)) for v in range(vectors)]
 
+            def fused(a, b, c):
+                return builder.fadd(builder.fmul(a, b, flags=FUSED), c, flags=FUSED)
+
+            of_list, start = places(at["t"], at["width"]), builder.add(at["start"], at["t"])
+            user = [at.load("users", place, at.vector) for place in of_list]
+
             def step(_, carried):
                 word, *totals = carried
-                t, results = builder.cttz(word, ir.Constant(ir.IntType(1), 1)), []
-                factor = at.splat(at.load("g", builder.add(at["start"], t)))
-                for place, total in zip(places(t, at["width"]), totals, strict=True):
-                    user = at.load("users", place, at.vector)
-                    results.append(builder.fadd(total, builder.fmul(factor, user, flags=FUSED), flags=FUSED))
-                return [builder.and_(word, builder.sub(word, at.i64(1))), *results]
+                i = builder.cttz(word, ir.Constant(ir.IntType(1), 1))
+                factor = at.splat(at.load("g", builder.add(start, builder.mul(i, at.i64(WIDTH)))))
+                j = builder.add(at["first"], i)
+                row = builder.sext(at.load("ids", j, ir.IntType(32)), at.i64)
+                for place, u in zip(places(j, at["d"]), user, strict=True):
+                    at.store(fused(factor, u, at.load("sums", place, at.vector)), "sums", place)
+                rows = [at.load("V", place, at.vector) for place in places(row, at["d"])]
+                totals = [fused(factor, v, total) for v, total in zip(rows, totals, strict=True)]
+                return [builder.and_(word, builder.sub(word, at.i64(1))), *totals]
 
-            of_item = places(at["row"], at["d"])
-            totals = [at.load("sums", place, at.vector) for place in of_item]
+            totals = [at.load("user_grad", place, at.vector) for place in of_list]
             _, *totals = at.loop(builder.ctpop(at["word"]), 1, [at["word"], *totals], step)
-            for place, total in zip(of_item, totals, strict=True):
-                at.store(total, "sums", place)
+            for place, total in zip(of_list, totals, strict=True):
+                at.store(total, "user_grad", place)
             return nothing(context)
 
         i64 = types.int64
-        return types.none(sums, i64, i64, g, i64, i64, users, i64, i64), build
+        return types.none(g, i64, i64, i64, V, i64, ids, i64, users, user_grad, i64, sums, i64), build
 
     return tile
 
 
-def _list_tile(vectors: int):
-    """Return an intrinsic for row b of `out`, the sum of the rows of list t, in `vectors` vectors of columns from c on.
-
-    Entry i < count of the list, column t of g, belongs to row ids[order[i, t]] of V.
-    """
-
-    @intrinsic
-    def tile(context, out, b, g, order, t, count, V, d, ids, c):
-        names = ("out", "b", "g", "order", "t", "count", "V", "d", "ids", "c")
-
-        def build(context, builder, signature, args):
-            at = VectorBuilder(context, builder, signature, args, names)
-            i32, V = ir.IntType(32), at.pointer("V", at["c"])
-
-            def entry(i):
-                place = builder.add(builder.mul(i, at.i64(WIDTH)), at["t"])
-                position = builder.sext(at.load("order", place, i32), at.i64)
-                row = builder.sext(at.load("ids", position, i32), at.i64)
-                return at.load("g", place), builder.gep(V, [builder.mul(row, at["d"])])
-
-            begin = builder.add(builder.mul(at["b"], at["d"]), at["c"])
-            for v, total in enumerate(at.sum_rows(at["count"], vectors * [at.zero], entry)):
-                at.store(total, "out", builder.add(begin, at.i64(v * at.lanes)))
-            return nothing(context)
-
-        i64 = types.int64
-        return types.none(out, i64, g, order, i64, i64, V, i64, ids, i64), build
-
-    return tile
-
-
-_item_four, _item_one = _item_tile(4), _item_tile(1)
-_list_four, _list_one = _list_tile(4), _list_tile(1)
+_four, _one = _entries(4), _entries(1)
 
 
 @inline
-def add_to_item(j, g, start, word, users, sums):
-    """Add g[start + t] times row t of `users` to row j of `sums` for each bit t of `word`, one or more.
+def add_entries(g, start, word, t, V, ids, first, users, user_grad, sums):
+    """Add the products with some entries of list t to row t of `user_grad` and to rows of `sums`.
 
-    g is flat. `sums` has d columns, `users` at least as many.
+    For each bit i of `word`, one or more, the entry g[start + i WIDTH + t] belongs to row ids[first + i] of V, to row t
+    of `users`, and to row first + i of `sums`. g is flat. V and `sums` have d columns, the others at least as many.
     """
-    d, width = sums.shape[1], users.shape[1]
+    d, width = V.shape[1], users.shape[1]
     four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
     for c in range(0, four, 4 * LANES):
-        _item_four(sums, j, d, g, start, word, users, width, c)
+        _four(g, start, word, t, V, d, ids, first, users, user_grad, width, sums, c)
     for c in range(four, one, LANES):
-        _item_one(sums, j, d, g, start, word, users, width, c)
-    for c in range(one, d):
-        for t in range(WIDTH):
-            if (word >> t) & 1:
-                sums[j, c] += g[start + t] * users[t, c]
-
-
-@inline
-def sum_list(t, count, g, order, V, ids, b, out):
-    """Write sum_i g[i, t] V[ids[order[i, t]]] over i < count, one or more, to row b of `out`."""
-    d = V.shape[1]
-    four, one = d // (4 * LANES) * (4 * LANES), d // LANES * LANES
-    for c in range(0, four, 4 * LANES):
-        _list_four(out, b, g, order, t, count, V, d, ids, c)
-    for c in range(four, one, LANES):
-        _list_one(out, b, g, order, t, count, V, d, ids, c)
-    for c in range(one, d):
-        out[b, c] = g[0, t] * V[ids[order[0, t]], c]
-        for i in range(1, count):
-            out[b, c] += g[i, t] * V[ids[order[i, t]], c]
+        _one(g, start, word, t, V, d, ids, first, users, user_grad, width, sums, c)
+    for i in range(BITS if one < d else 0):
+        if (word >> i) & 1:
+            entry, v = g[start + i * WIDTH + t], V[ids[first + i]]
+            for c in range(one, d):
+                user_grad[t, c] += entry * v[c]
+                sums[first + i, c] += entry * users[t, c]
