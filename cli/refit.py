@@ -7,7 +7,7 @@ import typer
 
 from drm_triton.cli.complete import DatasetOfRun, RunArgument
 from drm_triton.cli.messages import FlagReporter, QuietOption, command_line, first_word
-from drm_triton.cli.train import show_training, sizes_of
+from drm_triton.cli.train import announce, show_training
 from drm_triton.errors import InputError
 
 
@@ -53,8 +53,7 @@ def refit(
             f"{place} already contains a run; replace it with --overwrite, give another --out, or continue it with:"
             f"{again}"
         )
-    reporter.line(f"{settings.model} on all of {sizes_of(data)}")
-    reporter.line(f"run directory {place}")
+    announce(reporter, settings, "on all of", data, place)
     show_training(
         lambda callbacks, on_batch: model.refit(data, callbacks, place, on_batch, reporter, overwrite=overwrite),
         settings,

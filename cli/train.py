@@ -119,8 +119,7 @@ def train(
             launch(devices)
         if world is not None:
             announce_restart(reporter, run or resume)
-        reporter.line(f"{settings.model} on {sizes_of(data)}")
-        reporter.line(f"run directory {place}")
+        announce(reporter, settings, "on", data, place)
         with first_word(reporter.quiet):
             from drm_triton.models import model_class
 
@@ -235,6 +234,15 @@ def show_training(
             print(f"best epoch {found['epoch']}: {metrics}")
     if interrupt.signal:
         raise typer.Exit(128 + interrupt.signal)
+
+
+def announce(reporter: "Reporter", settings: "Config", on: str, data: "Dataset", place: Path) -> None:
+    """Print what is trained, on which data, with which values of options that follow from them, and where."""
+    reporter.line(f"{settings.model} {on} {sizes_of(data)}")
+    if values := settings.following(data.n_items):
+        named = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+        reporter.line(f"{named}, from the number of items")
+    reporter.line(f"run directory {place}")
 
 
 def sizes_of(data: "Dataset") -> str:

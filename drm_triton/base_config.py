@@ -80,6 +80,10 @@ class Config:
     def _last_epoch_option(self) -> str:
         return "stop_after" if self.epochs_matter else "epochs"
 
+    def following(self, n_items: int) -> dict[str, Any]:
+        """Return the values of options that were not given and follow from the number of items."""
+        return {}
+
     def resolved(self: C) -> C:
         """Return the same configuration with the values in force in place of None, as a run records it."""
         return self

@@ -121,7 +121,7 @@ class TrainConfig(Config):
         paper=("15 rho",),
         unset=f"N / {ITEMS_PER_NEGATIVE} in a catalogue of N items, rounded to a multiple of 5, "
         f"from {FEWEST_OF_THE_TOP} (without hinge and drm: {FEWEST_NEGATIVES}) to {MOST_NEGATIVES}, "
-        "but at least 15 times `rho`",
+        "but at least 15 times `rho` and, with drm, at least `k`",
         search=(15, 45, 90, 200),
     )
     share: int = option(
@@ -272,8 +272,11 @@ class TrainConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "drm" in self.objective and self.eta is not None and self.k_in_force > self.rho + self.eta:
+        if "drm" in self.parts and self.eta is not None and self.k_in_force > self.rho + self.eta:
             raise InputError(f"`k` must be at most `rho` + `eta` = {self.rho + self.eta}, got {self.k}")
+        longest = self.rho + max(15 * self.rho, MOST_NEGATIVES)  # of the lists with the default of eta
+        if "drm" in self.parts and self.eta is None and self.k_in_force > longest:
+            raise InputError(f"`k` must be at most {longest} unless `eta` is given, got {self.k}")
         if self.negatives_in_force == "sampled" and self.batch_in_force % self.share:
             raise InputError(_batch_problem(self.batch_in_force, self.share))
         if self.negatives == "all" and self.objective not in OVER_CATALOGUE:
@@ -346,6 +349,17 @@ class TrainConfig(Config):
         0.14
         """
         return 0.65 * n_items ** (-1 / 6) if self.temperature is None else self.temperature
+
+    def following(self, n_items: int) -> dict[str, Any]:
+        """Return the values of options that were not given and follow from the number of items.
+
+        Examples
+        --------
+        >>> TrainConfig(objective="hinge+drm").following(17_632)
+        {'eta': 90}
+        """
+        values = {"eta": self.eta_for(n_items), "temperature": self.temperature_for(n_items)}
+        return {name: values[name] for name in values if getattr(self, name) is None and name not in self.idle()}
 
     def resolved(self) -> "TrainConfig":
         """Return the same configuration with the values in force in place of None, as a run records it.

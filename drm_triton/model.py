@@ -107,7 +107,8 @@ class DRM(FactorRecommender[TrainConfig]):
         than twice this many items.
     eta : int, optional
         Number of negatives in a training list: items that its user does not have. Default: N / 200 in a catalogue of
-        N items, rounded to a multiple of 5, from 15 (without hinge and drm: 45) to 100, but at least 15 times `rho`.
+        N items, rounded to a multiple of 5, from 15 (without hinge and drm: 45) to 100, but at least 15 times `rho`
+        and, with drm, at least `k`.
     share : int, default 32
         Number of consecutive lists that use the same negatives. 1 draws negatives for each list.
     user_sampling : {"proportional", "uniform"}, default "proportional"

@@ -6,7 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drm_triton.kernels.checks import INT32, INT64, check_devices, check_integer, check_shared, check_tensor
+from drm_triton.errors import InputError
+from drm_triton.kernels.checks import (
+    INT32,
+    INT64,
+    check_devices,
+    check_index,
+    check_integer,
+    check_shared,
+    check_tensor,
+)
 
 
 class SharedNegatives(NamedTuple):
@@ -73,6 +82,12 @@ class ListBatch:
         check_devices(function, users=self.users, items=self.items)
         return self.items.shape[1]
 
+    def check_values(self, function: str, n_items: int) -> None:
+        """Raise unless all items are in 0 .. n_items - 1."""
+        check_index(function, "items", self.items, n_items)
+        if self.shared is not None:
+            check_index(function, "the items of shared", self.shared.items, n_items)
+
     def ids(self) -> Tensor:
         """Return the items of all lists, some of them several times: int32 [E]."""
         shared = [] if self.shared is None else [self.shared.items.flatten()]
@@ -96,6 +111,7 @@ class GroupedBatch(ListBatch):
     """
 
     def __init__(self, users: Tensor, of_lists: Tensor, size: int, of_groups: Tensor, own: OwnNegatives) -> None:
+        check_integer("GroupedBatch", "size", size, 1)
         self.users, self.of_lists, self.size, self.of_groups, self.own = users, of_lists, size, of_groups, own
 
     @classmethod
@@ -139,7 +155,6 @@ class GroupedBatch(ListBatch):
     def check_shapes(self, function: str, rho: int) -> int:
         """Raise unless the shapes of the tensors fit each other; return the number of items in a list."""
         B = len(self.users)
-        check_integer(function, "the size of groups", self.size, 1)
         check_tensor(function, "the positives", self.of_lists, (B, rho), INT32)
         check_tensor(function, "the negatives of groups", self.of_groups, (-(-B // self.size), None), INT32)
         check_tensor(function, "the first own negatives", self.own.first, (B,), INT64)
@@ -148,6 +163,18 @@ class GroupedBatch(ListBatch):
         check_tensor(function, "the own negatives", self.own.items, (len(self.own.places),), INT32)
         check_devices(function, users=self.users, positives=self.of_lists, negatives=self.of_groups, own=self.own.items)
         return rho + self.of_groups.shape[1]
+
+    def check_values(self, function: str, n_items: int) -> None:
+        """Raise unless all items are in 0 .. n_items - 1, and the own negatives of each list exist."""
+        eta, entries = self.of_groups.shape[1], len(self.own.places)
+        check_index(function, "the positives", self.of_lists, n_items)
+        check_index(function, "the negatives of groups", self.of_groups, n_items)
+        check_index(function, "the counts of own negatives", self.own.counts, min(eta, entries) + 1)
+        if (self.own.first < 0).any() or (self.own.first > entries - self.own.counts).any():
+            raise InputError(f"{function}: the own negatives must be among the {entries} entries")
+        used = self.own.entries()[1]
+        check_index(function, "the places of own negatives", self.own.places[used], eta)
+        check_index(function, "the own negatives", self.own.items[used], n_items)
 
     def ids(self) -> Tensor:
         """Return the items of all lists, those of a group once: int32 [E]."""

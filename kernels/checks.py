@@ -170,9 +170,7 @@ def check_lists(U: Tensor, V: Tensor, batch: ListBatch, objective: Objective, va
             raise InputError(f"{name}: {label} must have at least one row and one column, got {list(table.shape)}")
     if values:
         check_index(name, "users", users, len(U))
-        check_index(name, "items", batch.items, len(V))
-        if batch.shared is not None:
-            check_index(name, "the items of shared", batch.shared.items, len(V))
+        batch.check_values(name, len(V))
 
 
 def check_catalogue(U: Tensor, V: Tensor, batch: CatalogueBatch, objective: Objective) -> None:
@@ -254,6 +252,8 @@ def check_update(
             raise InputError(
                 f"{name}: {label} is changed in place and must be contiguous, got strides {tensor.stride()}"
             )
+    if shared is not None and (totals is not None or sums is not None):
+        raise InputError(f"{name}: terms with totals or sums are summed already, and cannot have shared ones")
     if sums is not None:
         check_tensor(name, "sums", sums, (None, table.shape[1]), (dtype,))
         check_devices(name, table=table, sums=sums)

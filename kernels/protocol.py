@@ -321,7 +321,7 @@ class GradientTerms(NamedTuple):
         return cls(rows[:, None], coefficients[:, None], gradients, every)
 
     def one_by_one(self) -> "GradientTerms":
-        """Return the same terms without `shared`, as rows [E, 1]."""
+        """Return terms without totals and sums as terms without `shared`, with rows [E, 1]."""
         sources = self.sources.repeat_interleave(self.rows.shape[1])
         return GradientTerms(self.rows.reshape(-1, 1), self.coefficients.reshape(-1, 1), self.vectors, sources)
 

@@ -74,6 +74,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ({"precision": "float16"}, "`precision` must be one of float32, bfloat16, got 'float16'"),
         ({"objective": "drm+hinge"}, "`objective` must be one of hinge"),
         ({"objective": "drm", "rho": 2, "eta": 3, "k": 6}, "`k` must be at most `rho` + `eta` = 5, got 6"),
+        ({"objective": "drm", "k": 102}, "`k` must be at most 101 unless `eta` is given, got 102"),
         ({"cov": 1.0}, "`cov` (covariance regularisation) needs `score` l2"),
         ({"seed": -1}, "`seed` must be at least 0, got -1"),
         ({"seed": 2**63}, "`seed` must be at most 9223372036854775807, got 9223372036854775808"),

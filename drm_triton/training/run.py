@@ -351,6 +351,7 @@ def environment(config: Config, dataset: Dataset) -> dict[str, Any]:
         "gpu": gpu_in_use(config.backend),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seed": config.seed,
+        "following": config.following(dataset.n_items),
         "data": {
             "path": str(dataset.path.absolute()) if dataset.path else None,
             "checksum": dataset.checksum,

@@ -281,7 +281,7 @@ def find_active(s, n, top, taken, tau, buffers, columns):
         find_theta(s, n, top, target, buffers)
     for t in range(WIDTH):
         if not taken[t]:
-            theta[t] = np.inf
+            theta[t] = np.nan  # below no score, not even +inf of a user from before in a lane without a list
         elif n <= ranks or not LOWEST < theta[t] <= buffers.kth[t]:  # it is NaN, infinite or above s_K by rounding only
             theta[t] = LOWEST
     rows = gather_active(s, n, buffers, columns)

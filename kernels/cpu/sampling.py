@@ -36,6 +36,7 @@ FILTER_LOAD = 64  # bits of it for each draw, at least
 TABLE_LOAD = 8  # entries of the hash table of shared draws, for each draw
 SEARCH_ABOVE = 16  # times eta: shared draws are searched for in the items of a user who has more than this
 REPLACED_TOGETHER = 64  # draws, at least, that are replaced together
+SORTED_BY_INSERTION = 32  # draws of one list, at most: the time grows with their square
 
 
 class PlanArrays(NamedTuple):
@@ -104,6 +105,7 @@ class NegativeBuffers(NamedTuple):
     table_heads: NDArray[np.int32]  # hash table: the last draw whose item has these low bits, or -1; a power of two
     following: NDArray[np.int32]  # [eta] the draw before this one in the table with the same low bits, or -1
     candidates: NDArray[np.uint64]  # [SEARCH_ABOVE * eta + 1] items whose bit is set
+    marked: NDArray[np.bool_]  # [eta] draws to replace in one list
     replacements: Replacements
 
 
@@ -323,8 +325,16 @@ def copy(source, target):
 
 
 @inline
-def sort_places(place, start, stop):
-    """Sort place[start] .. place[stop - 1]: mostly none or one, or in order already."""
+def sort_places(place, start, stop, marked):
+    """Sort place[start] .. place[stop - 1], different numbers: mostly none or one, or in order already."""
+    if stop - start > SORTED_BY_INSERTION:
+        marked[:] = False
+        for i in range(start, stop):
+            marked[place[i]] = True
+        for j in range(marked.size):  # each is written, and the next one overwrites it unless it is marked
+            place[start] = j
+            start += marked[j]
+        return
     for i in range(start + 1, stop):
         value, k = place[i], i
         while k > start and place[k - 1] > value:
@@ -349,7 +359,7 @@ def take_shared(plan, start, block, buffers, batch):
             copy(shared, batch.of_groups[group - batch.start // plan.share])
         before = count
         count = find_shared(plan.indices[places_of(plan, block.user[b])], b, buffers, count)
-        sort_places(buffers.replacements.place, before, count)
+        sort_places(buffers.replacements.place, before, count, buffers.marked)
         own.first[start + b], own.counts[start + b] = position + before, count - before
         if count > REPLACED_TOGETHER or b == block.user.size - 1:
             replace_shared(plan, block, buffers, count, position, own)
@@ -415,6 +425,7 @@ def sampling_buffers(eta):
         np.empty(power_of_two(TABLE_LOAD * eta), np.int32),
         np.empty(eta, np.int32),
         np.empty(SEARCH_ABOVE * eta + 1, np.uint64),
+        np.empty(eta, np.bool_),
         Replacements(places[0], places[1], np.empty(together, np.uint64), places[2], places[3]),
     )
     return ListBlockBuffers(unsigned[0], unsigned[1], signed[0], signed[1], permutation), negative_buffers

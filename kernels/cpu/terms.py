@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drm_triton.errors import InputError
 from drm_triton.kernels.batches import GroupedBatch, ListBatch
-from drm_triton.kernels.checks import INT32, INT64, check_lists
+from drm_triton.kernels.checks import INT32, INT64, check_index, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.gradients import list_gradients, loss_parameters
 from drm_triton.kernels.cpu.runtime import threads
@@ -94,9 +93,9 @@ def valid(tile, inputs, groups):
         result &= 0 <= inputs.users[b] < n_users
         for i in range(inputs.positives.shape[1]):
             result &= 0 <= inputs.positives[b, i] < n_items
-        own, end = groups.first[b], groups.first[b] + groups.counts[b]
-        result &= 0 <= own <= end <= groups.places.size
-        for i in range(own, end if result else own):
+        own, count = groups.first[b], groups.counts[b]
+        result &= (own >= 0) & (own <= groups.places.size - count)  # the sum of both may overflow
+        for i in range(own, own + count if result else own):
             result &= (0 <= groups.own_items[i] < n_items) & (0 <= groups.places[i] < eta)
     return result
 
@@ -168,15 +167,13 @@ def list_terms(
         view(name, "items of own", own.items, (len(own.places),), INT32),
     )
     eta = groups.items.shape[1]
-    if groups.counts.min(initial=0) < 0:
-        raise InputError(f"{name}: the count of own negatives must not be negative")
+    check_index(name, "the counts of own negatives", own.counts, eta + 1)
     out = term_outputs(inputs, groups)
     loss = loss_parameters(objective, rho + eta, len(V) if n_items is None else n_items)
     grain = -(-TASK // max(1, groups.tiles.tile * eta))
     threads.split(terms_of_tiles, groups.tiles.n_tiles, grain, inputs, groups, loss, out)
     if out.unused.min(initial=0) < 0:
-        check_lists(U, V, batch, objective)  # says which id
-        raise InputError(f"{name}: the places of own negatives must be in [0, {eta}), and their entries exist")
+        check_lists(U, V, batch, objective)  # says what is invalid
 
     columns = (out.rows, out.coefficients, out.totals, out.sources)
     if out.unused.any():

@@ -27,8 +27,9 @@ So a popular row is summed by many programs, and each row has one owner and one 
 the same bits in every run, and the B x m x d gradients of the terms are never stored. With a dense gradient, every row
 is visited, otherwise those with entries.
 
-On a GPU, the host does not read the values of rows and sources. A term with a source outside `vectors` makes its row
-NaN. Terms with a row outside the table are skipped and fail an assertion on the device.
+On a GPU, the host does not read the values of rows and sources. Of terms with another coefficient than 0, those with a
+source outside `vectors` make their row NaN, and those with a row outside the table are skipped and fail an assertion on
+the device.
 """
 
 from typing import Any

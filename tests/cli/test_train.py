@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from drm_triton import DRM, Dataset
+from drm_triton import DRM, Dataset, TrainConfig
 from drm_triton.data.prepare.synthetic import Shape, generate
 from drm_triton.names import HEADLINE_METRICS
 from drm_triton.training.run import read_metrics
@@ -28,8 +28,9 @@ def test_progress_is_a_table_on_stderr(stored: Path, tmp_path: Path, monkeypatch
     assert out == f"trained run\nbest epoch {best['epoch']}: {values}\n"
     data = Dataset.load(stored)
     _, header, *rows = errors.split(" the kernels (", 1)[1].splitlines()
-    assert errors.splitlines()[:2] == [
+    assert errors.splitlines()[:3] == [
         f"drm on songs: {data.n_users} users, {data.n_items} items, {data.n_interactions:,} interactions",
+        f"temperature {TrainConfig().temperature_for(data.n_items):.3g}, from the number of items",
         "run directory run",
     ]
     assert header.split() == ["epoch", "loss", "valid/ndcg@10", "lists/s", "time", "time", "left"]

@@ -298,6 +298,15 @@ def test_an_update_needs_something_to_add(backend: Any) -> None:
         update(backend, vectors=torch.ones(0, 4))
 
 
+def test_terms_that_are_summed_already_have_no_shared_ones(backend: Any) -> None:
+    shared = SharedNegatives(2, int32(0, 1).view(1, 2), torch.zeros(2, 2, dtype=torch.bool))
+    rows = int32(5, 0, 1, 4, 0, 1).view(2, 3)
+    terms = GradientTerms(rows, torch.ones(2, 3), factors(2, 4, 1), int32(0, 1), shared)
+    for more in ({"totals": torch.ones(2, 3)}, {"sums": torch.ones(1, 4)}):
+        with pytest.raises(InputError, match="cannot have shared ones"):
+            backend.update_rows(factors(6, 4, 5), torch.ones(6, 4), terms._replace(**more), 0.1, "dot")
+
+
 def test_an_update_must_not_read_the_table_it_writes(backend: Any) -> None:
     on_host(backend)  # moving to a device would part them
     both = factors(12, 4, 5)

@@ -88,6 +88,7 @@ def test_what_a_run_leaves(whole: Path, data: Dataset) -> None:
     assert TrainConfig.from_toml(whole / "config.toml") == TrainConfig(**OPTIONS).resolved()
     environment = json.loads((whole / "env.json").read_text())
     assert environment["data"]["checksum"] == data.checksum
+    assert environment["following"] == TrainConfig(**OPTIONS).following(data.n_items)
     assert environment["packages"]["torch"] == torch.__version__
     assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert not list(whole.rglob("*.partial"))

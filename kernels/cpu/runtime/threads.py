@@ -174,6 +174,10 @@ def run(tasks: Iterable[Callable[[], Any]]) -> None:
         worker.jobs.put(job)
     try:
         work()
+    except BaseException:
+        for _ in waiting:  # the other threads need not do what is left
+            pass
+        raise
     finally:
         # A thread may be busy, or take milliseconds to wake up. One that has not begun by now is not needed: no task is
         # left, or one has failed.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drm_triton.errors import InputError
 from drm_triton.kernels import cpu, reference
-from drm_triton.kernels.batches import ListBatch
+from drm_triton.kernels.batches import GroupedBatch, ListBatch
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
 from drm_triton.kernels.cpu.runtime.simd import WIDTH
 from drm_triton.kernels.cpu.runtime.threads import set_threads
@@ -225,6 +225,23 @@ def test_a_bad_shared_item_spoils_only_the_lists_that_contain_it(bad: float, rep
     assert torch.equal(gradient.isnan().any(1), spoiled)
 
 
+def test_a_user_who_is_not_finite_harms_no_other_group() -> None:
+    """The block of the second group has fewer lists than lanes, and the others still hold the users of the first."""
+    U, V, batch = random_shared_lists(3, WIDTH + 2, 1, 100, 16, WIDTH, 0.0)
+    assert batch.shared is not None
+    U, V = U.abs(), V.abs() + 0.01
+    U[batch.users[WIDTH - 1].long()] = float("inf")
+    batch.users[WIDTH:] = batch.users[0]
+    assert batch.users[0] != batch.users[WIDTH - 1]
+    shared = batch.shared._replace(items=batch.shared.items[1:], replaced=batch.shared.replaced[WIDTH:])
+    alone = cpu.list_terms(U, V, ListBatch(batch.users[WIDTH:], batch.items[WIDTH:], shared), Objective(1, tau=0.05))
+    together = cpu.list_terms(U, V, batch, Objective(1, tau=0.05))
+    terms = together.items.joined()
+    of_second = terms.sources >= len(terms.vectors) - 100  # sums of its negatives
+    assert of_second.sum() == (alone.items.sources >= len(U)).sum()
+    assert terms.vectors[terms.sources[of_second].long()].isfinite().all()
+
+
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("eta", [45, 130])
 def test_threads_do_not_change_a_bit(eta: int) -> None:
@@ -256,6 +273,32 @@ def test_ids_out_of_range(what: str, value: int) -> None:
             batch.shared.items[1, 7] = value
     with pytest.raises(InputError, match="must be in"):
         cpu.list_terms(U, V, batch, Objective(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("places", 80, r"the places of own negatives must be in \[0, 80\)"),
+        ("places", -3, r"the places of own negatives must be in \[0, 80\)"),
+        ("items", 10**6, "the own negatives must be in"),
+        ("first", 10**6, "the own negatives must be among the"),
+        ("first", 2**63 - 1, "the own negatives must be among the"),
+        ("counts", -1, "the counts of own negatives must be in"),
+        ("counts", 2**62, "the counts of own negatives must be in"),
+    ],
+)
+def test_own_negatives_out_of_range(name: str, value: int, message: str) -> None:
+    U, V, batch = random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)
+    grouped = GroupedBatch.of(batch)
+    getattr(grouped.own, name)[5] = value
+    with pytest.raises(InputError, match=message):
+        cpu.list_terms(U, V, grouped, Objective(1))
+
+
+def test_a_group_without_lists() -> None:
+    grouped = GroupedBatch.of(random_shared_lists(4, 32, 1, 80, 8, 16, 0.2)[2])
+    with pytest.raises(InputError, match="size must be"):
+        GroupedBatch(grouped.users, grouped.of_lists, 0, grouped.of_groups, grouped.own)
 
 
 def test_the_padding_of_a_list_violates_no_margin() -> None:
