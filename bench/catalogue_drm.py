@@ -54,7 +54,7 @@ REACHED = 1e-3  # a positive is reached by a gradient of more than this part of 
 
 Options = dict[str, Any]
 SOFTMAX: Options = {"objective": "softmax", "negatives": "all"}
-SAMPLED: Options = {"objective": "drm", "negatives": "sampled", "score": "dot"}
+SAMPLED: Options = {"objective": "drm", "negatives": "sampled", "score": "dot", "eta": 45}
 
 
 def top(relaxation: str, k: int | None, tau: float, weight: float | None = None, **more: Any) -> Options:

@@ -66,8 +66,8 @@ GENRES = (
 # fmt: on
 MODELS: dict[str, Callable[..., FactorRecommender[Any]]] = {
     "softmax": DRM,
-    "DRM dot": lambda **options: DRM(objective="hinge+drm", **options),
-    "DRM L2": lambda **options: DRM(objective="hinge+drm", score="l2", **options),
+    "DRM dot": lambda **options: DRM(objective="hinge+drm", eta=45, **options),
+    "DRM L2": lambda **options: DRM(objective="hinge+drm", eta=45, score="l2", **options),
     "iALS": lambda **options: IALS(**options),
     "BPR": lambda **options: BPR(**options),
 }

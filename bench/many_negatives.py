@@ -3,9 +3,10 @@
     python -m bench.many_negatives --data PATH [--sets ml-100k,lastfm] [--seeds 1] [--workers 2]
 
 Among more negatives, the hardest is harder: among eta of the N items, it is at about rank N / eta of the catalogue. The
-hinge of hinge+drm takes only the hardest. Three other objectives tell its part from that of the others: DRM alone, DRM
+hinge of hinge+drm takes only the hardest. Other objectives tell its part from that of the others: each loss alone, DRM
 with the sampled softmax, and a hinge that meets only the first 45 negatives of each list, beside DRM over all. The
-trainer does not have the last one, so it is made here from two calls of the CPU backend.
+trainer does not have the last one, so it is made here from two calls of the CPU backend. Nor does it have a sampled
+softmax whose sum is scaled to the catalogue.
 
 All other options are the defaults; softmax+drm has cosine scores. On the public splits, which have no validation part,
 a tenth of the training part is held out, as in `bench.public_splits`. Each finished training is a line of
