@@ -16,9 +16,10 @@ ratio is to each other.
 
 With d factors, a row takes 8 d bytes in float32, 4 d + 4 with row, 6 d with bfloat16, and 2 d + 4 with both.
 
-Options are the defaults of each objective, with 45 negatives if they are sampled. Training is on train + validation, and the metrics are those on test; there
-is nothing to choose. Each finished training is a line of results/precision.jsonl. The command can be stopped at any
-time; when restarted, it skips these trainings. The tables are results/precision.md.
+Options are the defaults of each objective, with 45 negatives if they are sampled. Training is on train + validation,
+and the metrics are those on test; there is nothing to choose. Each finished training is a line of
+results/precision.jsonl. The command can be stopped at any time; when restarted, it skips these trainings. The tables
+are results/precision.md.
 """
 
 import argparse

@@ -7,7 +7,8 @@ PATH holds lastfm-hetrec/user_artists.dat: how often each listener has played ea
 help only if artists played often say more about the others.
 
 Each model is trained with each choice of `interaction_weights` and `interaction_weight_cap` and otherwise default
-options, with 45 negatives: on train, measured on valid; and on train + valid, measured on test. There is nothing to choose on test.
+options, with 45 negatives: on train, measured on valid; and on train + valid, measured on test. There is nothing to
+choose on test.
 
 Each finished training is a line of results/weights.jsonl. The command can be stopped at any time; when restarted, it
 skips these trainings. The table, with Welch's t-test against training without weights, is results/weights.md.
