@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drm_triton.errors import InputError
 from drm_triton.kernels.batches import GroupedBatch, ListBatch
 from drm_triton.kernels.checks import INT32, INT64, check_index, check_lists
 from drm_triton.kernels.cpu.active import ACTIVE_MIN
@@ -174,6 +175,7 @@ def list_terms(
     threads.split(terms_of_tiles, groups.tiles.n_tiles, grain, inputs, groups, loss, out)
     if out.unused.min(initial=0) < 0:
         check_lists(U, V, batch, objective)  # says what is invalid
+        raise InputError(f"{name}: the batch has ids that do not exist")  # for what that check does not see
 
     columns = (out.rows, out.coefficients, out.totals, out.sources)
     if out.unused.any():
